@@ -1,0 +1,68 @@
+"""What each (request, KV head) sees at one layer: a page table and a length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R ragged rows over a pool of pages.
+
+    table int32 [R, P] holds page ids (-1 past a row's last page), length int32 [R] the tokens in each row, `grain` the tokens of
+    a page. Only a row's last page may be partly filled. R is requests x KV heads, or requests x query heads where a
+    selection was made per query head.
+    """
+
+    table: Tensor
+    length: Tensor
+    grain: int
+
+    @staticmethod
+    def empty(rows: int, grain: int) -> Rows:
+        return Rows(torch.empty(rows, 0, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32), grain)
+
+    @property
+    def count(self) -> int:
+        return self.table.shape[0]
+
+    @property
+    def filled(self) -> Tensor:
+        """Pages in use, int32 [R]."""
+        return torch.div(self.length + self.grain - 1, self.grain, rounding_mode="floor")
+
+    def slots(self, row: int) -> Tensor:
+        """Pool slots (page * grain + offset) of one row's tokens in order, int64 [length]."""
+        n = int(self.length[row])
+        pages = self.table[row, : -(-n // self.grain)].long()
+        return (pages[:, None] * self.grain + torch.arange(self.grain)).reshape(-1)[:n]
+
+    def part(self, lo: int, hi: int) -> Rows:
+        """Rows lo to hi."""
+        return Rows(self.table[lo:hi], self.length[lo:hi], self.grain)
+
+    def pages(self, pick: Tensor, count: Tensor) -> Rows:
+        """Keep the page ordinals pick int [R, K] (ascending; the first count[r] are valid)."""
+        valid = torch.arange(pick.shape[1]) < count[:, None]
+        table = torch.gather(self.table, 1, torch.where(valid, pick, 0).long())
+        last = torch.gather(pick, 1, (count[:, None] - 1).clamp_min(0).long())[:, 0]
+        tail = self.length - (self.filled - 1) * self.grain
+        full = count.to(torch.int32) * self.grain
+        length = torch.where((last == self.filled - 1) & (count > 0), full - self.grain + tail, full)
+        return Rows(torch.where(valid, table, -1).to(torch.int32), length.to(torch.int32), self.grain)
+
+    @staticmethod
+    def stack(rows: list[Rows]) -> Rows:
+        """The rows of several requests, one after another."""
+        if len(rows) == 1:
+            return rows[0]
+        width = max(r.table.shape[1] for r in rows)
+        table = torch.cat([torch.nn.functional.pad(r.table, (0, width - r.table.shape[1]), value=-1) for r in rows])
+        return Rows(table, torch.cat([r.length for r in rows]), rows[0].grain)
+
+    def split(self, group: int) -> Rows:
+        """Each row repeated for every query head of its group, so that a selection may differ between them."""
+        return Rows(self.table.repeat_interleave(group, 0), self.length.repeat_interleave(group), self.grain)
