@@ -1,0 +1,66 @@
+"""Quantized pages: keys per channel of a page, values per token, in 8 bits (symmetric) or 4 (with a zero point).
+
+8 bits: value = code * scale, codes int8 in the page's own layout. 4 bits: value = code * scale + zero, two codes a byte, planar:
+a byte of a key page [D, W//2] holds token w in its low and token w + W//2 in its high nibble, a byte of a value page
+[W, D//2] holds dim d low and dim d + D//2 high. So the low nibbles of a vector load are neighbours, and so are the high ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def encode_k(k: Tensor, bits: int, fill: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Pages of keys fp32 [n, D, W] -> codes, scale fp16 [n, D], zero fp16 [n, D] (4 bits) or None.
+
+    Only the first fill[n] tokens count for the range; the others get code 0.
+    """
+    valid = None if fill is None else (torch.arange(k.shape[2], device=k.device) < fill[:, None])[:, None, :]
+    return _encode(k, bits, valid)
+
+
+def encode_v(v: Tensor, bits: int, fill: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Pages of values fp32 [n, W, D] -> codes, scale fp16 [n, W], zero fp16 [n, W] (4 bits) or None."""
+    valid = None if fill is None else (torch.arange(v.shape[1], device=v.device) < fill[:, None])[:, :, None]
+    return _encode(v, bits, valid)
+
+
+def decode_k(codes: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Tensor:
+    """Keys fp32 [n, D, W]."""
+    return _decode(codes, scale, zero, bits)
+
+
+def decode_v(codes: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Tensor:
+    """Values fp32 [n, W, D]."""
+    return _decode(codes, scale, zero, bits)
+
+
+def _encode(x: Tensor, bits: int, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    # The range runs over the last axis; codes are taken against the rounded fp16 scale, so that rounding it costs nothing.
+    seen = torch.ones_like(x, dtype=torch.bool) if valid is None else valid.expand_as(x)
+    if bits == 8:
+        scale = _positive(torch.where(seen, x, 0.0).abs().amax(-1) / 127)
+        codes = torch.round(x / scale.float()[..., None]).clamp(-127, 127)
+        return torch.where(seen, codes, 0.0).to(torch.int8), scale, None
+    low, high = torch.where(seen, x, torch.inf).amin(-1), torch.where(seen, x, -torch.inf).amax(-1)
+    any_seen = seen.any(-1)
+    low, high = torch.where(any_seen, low, 0.0), torch.where(any_seen, high, 0.0)
+    zero = low.to(torch.float16)
+    scale = _positive((high - zero.float()) / 15)
+    codes = torch.round((x - zero.float()[..., None]) / scale.float()[..., None]).clamp(0, 15)
+    codes = torch.where(seen, codes, 0.0).to(torch.uint8)
+    half = x.shape[-1] // 2
+    return codes[..., :half] | codes[..., half:] << 4, scale, zero
+
+
+def _decode(codes: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Tensor:
+    if bits == 4:
+        codes = torch.cat([codes & 15, codes >> 4], -1)
+    x = codes.float() * scale.float()[..., None]
+    return x if zero is None else x + zero.float()[..., None]
+
+
+def _positive(scale: Tensor) -> Tensor:
+    """fp16, and never 0: a constant channel divides by its scale too."""
+    return scale.to(torch.float16).clamp_min(torch.finfo(torch.float16).tiny)
