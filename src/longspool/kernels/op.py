@@ -43,7 +43,8 @@ class Op:
         self.picked: dict[str, str] = {}
 
     def __call__(self, first, *args, **kw):  # type: ignore[no-untyped-def]
-        kind = forced() or ("gpu" if first.device.type == "cuda" else "cpu")
+        lead = first[0] if isinstance(first, list) else first
+        kind = forced() or ("gpu" if lead.device.type == "cuda" else "cpu")
         if kind != "ref":
             module = _module(self.name, kind)
             why = module if isinstance(module, str) else module.can(first, *args, **kw)

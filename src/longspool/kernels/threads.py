@@ -1,0 +1,46 @@
+"""Numba's settings, in one place: its threads are torch's, so that the two never fight for the cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numba
+import torch
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def _share_openmp() -> str:
+    """Asks for OpenMP and returns why Numba can't have it, or "".
+
+    Torch has loaded libgomp by now, so Numba's OpenMP layer runs on torch's own threads and a parallel launch costs about 2 us;
+    Numba's other layers keep a second pool, which costs 50 times that next to torch's.
+    """
+    try:
+        from numba.np.ufunc import omppool  # noqa: F401
+    except ImportError as problem:
+        return f"Numba's OpenMP layer can't be loaded ({problem}); its own threads are slower to start"
+    numba.config.THREADING_LAYER = "omp"
+    return ""
+
+
+slow_threads = _share_openmp()
+
+
+def njit(function: F) -> F:
+    """Compiled once and kept on disk."""
+    return numba.njit(cache=True, nogil=True, fastmath=False, error_model="numpy")(function)
+
+
+def pnjit(function: F) -> F:
+    """The same with `prange` over chunks of work."""
+    return numba.njit(cache=True, nogil=True, parallel=True, fastmath=False, error_model="numpy")(function)
+
+
+def threads() -> int:
+    """Chunks to cut work into: torch's threads, of which Numba takes as many."""
+    count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    if count != numba.get_num_threads():
+        numba.set_num_threads(count)
+    return count
