@@ -1,0 +1,52 @@
+"""From a config and weights to a model."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..values import Shape
+from ..values.packed import Packed
+from .config import Config, family
+from .layers import Block, Linear, Norm, norm
+from .weights import Checkpoint, Source, Weights
+
+
+class Model:
+    """A decoder without its attention: what comes before, between and after the layers' attention."""
+
+    def __init__(self, config: Config, blocks: list[Block], last: Norm, head: Linear, table: Tensor | Packed) -> None:
+        self.config = config
+        self.shape: Shape = config.shape
+        self.blocks = blocks
+        self.head = head
+        self._last = last
+        self._table = table
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Tokens int64 [N] -> the stream, fp32 [N, W]."""
+        x = self._table.index_select(0, ids) if isinstance(self._table, Tensor) else self._table.take(ids)
+        return x if self.config.embed_scale == 1.0 else x.mul_(self.config.embed_scale)
+
+    def final(self, x: Tensor) -> Tensor:
+        """The last norm, [N, W]."""
+        return self._last(x)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """What `final` gave -> fp32 [N, V]."""
+        y, cap = self.head(h), self.config.logit_cap
+        return y.div_(cap).tanh_().mul_(cap) if cap else y
+
+
+def build(config: Config, weights: Weights) -> Model:
+    """The model of a config over weights by Hugging Face names. Raises ModelError for a missing tensor or a wrong shape."""
+    return assemble(config, Checkpoint(weights))
+
+
+def assemble(config: Config, source: Source) -> Model:
+    """The model of a config over any source of weights."""
+    shape = config.shape
+    table = Linear(source.matrix("embed_tokens", shape.vocab, shape.width))
+    head = table if config.tied else Linear(source.matrix("lm_head", shape.vocab, shape.width))
+    block = family(config.family).block
+    blocks = [block(config, source, layer) for layer in range(shape.layers)]
+    return Model(config, blocks, norm(config, source, "norm"), head, table.weight)

@@ -1,0 +1,175 @@
+"""What decoders are made of: norms, matrices that may stay packed, and the pre-norm block that families vary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import ModelError
+from ..kernels import matmul
+from ..values.packed import Packed
+from .config import Config
+from .weights import Source
+
+KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def stored(weight: Tensor | Packed) -> Tensor | Packed:
+    """A matrix in the form that is kept: 2-byte floats are packed (same bytes), other dense ones are fp32."""
+    if not isinstance(weight, Tensor):
+        return weight
+    kind = KINDS.get(weight.dtype)
+    return Packed.from_float(weight.detach(), kind) if kind else weight.detach().float()  # type: ignore[arg-type]
+
+
+class Linear:
+    """y = x W^T + bias in fp32, over weights that stay as they were stored."""
+
+    def __init__(self, weight: Tensor | Packed, bias: Tensor | None = None) -> None:
+        self.weight = stored(weight)
+        self.bias = bias
+
+    @property
+    def kind(self) -> str:
+        return "dense" if isinstance(self.weight, Tensor) else self.weight.kind
+
+    @property
+    def rows(self) -> int:
+        return self.weight.shape[0] if isinstance(self.weight, Tensor) else self.weight.rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, K] -> [N, M], always a fresh tensor."""
+        if isinstance(self.weight, Tensor):
+            return F.linear(x, self.weight, self.bias)
+        y: Tensor = matmul(x, self.weight)  # type: ignore[operator]
+        return y if self.bias is None else y.add_(self.bias)
+
+    @staticmethod
+    def stack(linears: list[Linear]) -> Linear:
+        """One Linear whose outputs are those of all, side by side; one product for each run of weights of one kind."""
+        runs = [_joined(list(run)) for _, run in groupby(linears, lambda linear: linear.kind)]
+        return runs[0] if len(runs) == 1 else Apart(runs)
+
+
+class Apart(Linear):
+    """Linears over one input whose kinds differ: their outputs side by side."""
+
+    def __init__(self, parts: list[Linear]) -> None:
+        self.parts = parts
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], -1)
+
+
+def _joined(run: list[Linear]) -> Linear:
+    """Linears of one kind as one."""
+    if len(run) == 1:
+        return run[0]
+    given = next((one.bias for one in run if one.bias is not None), None)
+    bias = None if given is None else torch.cat([given.new_zeros(one.rows) if one.bias is None else one.bias for one in run])
+    weights = [one.weight for one in run]
+    whole = torch.cat(weights) if isinstance(weights[0], Tensor) else Packed.concat(weights)  # type: ignore[arg-type]
+    return Linear(whole, bias)
+
+
+class Norm:
+    """RMS norm over the last dimension. torch's own takes four times as many calls."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = torch.tensor([eps], device=weight.device)
+        self.share = 1.0 / weight.shape[-1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x * torch.addcmul(self.eps, size, size, value=self.share).rsqrt_()).mul_(self.weight)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class Block:
+    """Attention and a gated MLP, each behind a norm, as in Llama. Families override what differs."""
+
+    mlp_norm = "post_attention_layernorm"
+
+    def __init__(self, config: Config, source: Source, layer: int) -> None:
+        if config.activation not in ACTIVATIONS:
+            raise ModelError(f"The activation {config.activation!r} is not supported; known are {', '.join(ACTIVATIONS)}.")
+        shape, at = config.shape, f"layers.{layer}"
+        self.rope = config.ropes[layer]
+        self.queries, self.keys = shape.heads, shape.heads + shape.kv_heads  # where each ends among the heads of a token
+        self.heads = (shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        self.act = ACTIVATIONS[config.activation]
+        self.before_attention = norm(config, source, f"{at}.input_layernorm")
+        self.inward = self.projections(config, source, f"{at}.self_attn")
+        self.outward = linear(source, f"{at}.self_attn.o_proj", shape.width, shape.heads * shape.head_dim, config.attention_bias)
+        self.before_mlp = norm(config, source, f"{at}.{self.mlp_norm}")
+        self.gate_up = self.gates(config, source, f"{at}.mlp")
+        self.down = linear(source, f"{at}.mlp.down_proj", shape.width, config.inner, config.mlp_bias)
+
+    def projections(self, config: Config, source: Source, at: str) -> Linear:
+        """Queries, keys and values from the normed stream."""
+        shape, bias = config.shape, config.attention_bias
+        heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
+        return Linear.stack([linear(source, f"{at}.{name}", n * shape.head_dim, shape.width, bias) for name, n in heads.items()])
+
+    def gates(self, config: Config, source: Source, at: str) -> Linear:
+        """The MLP's gate and up matrices."""
+        names = (f"{at}.gate_proj", f"{at}.up_proj")
+        return Linear.stack([linear(source, name, config.inner, config.shape.width, config.mlp_bias) for name in names])
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From the stream [N, W]: q [N, H, D], k and v [N, Hkv, D], not yet rotated. They are views of one tensor."""
+        y = self.inward(self.before_attention(x)).view(x.shape[0], *self.heads)
+        return y[:, : self.queries], y[:, self.queries : self.keys], y[:, self.keys :]
+
+    def finish(self, x: Tensor, attn: Tensor) -> Tensor:
+        """The stream [N, W] after this block, from the one before it and what attention gave, [N, H, D]."""
+        x = self.outward(attn.flatten(1)).add_(x)
+        return self.mlp(self.before_mlp(x)).add_(x)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(self.act(gate).mul_(up))
+
+
+class NormedHeads(Block):
+    """A block that norms each head's queries and keys before rotation."""
+
+    def __init__(self, config: Config, source: Source, layer: int) -> None:
+        super().__init__(config, source, layer)
+        shape, at = config.shape, f"layers.{layer}.self_attn"
+        heads = {"q_norm": shape.heads, "k_norm": shape.kv_heads}
+        vectors = ((source.vector(f"{at}.{name}.weight", shape.head_dim), n) for name, n in heads.items())
+        weights = [(vector + config.norm_shift).expand(n, -1) for vector, n in vectors]
+        self.heads_norm = Norm(torch.cat(weights), config.eps)
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.inward(self.before_attention(x)).view(x.shape[0], *self.heads)
+        qk = self.heads_norm(y[:, : self.keys])
+        return qk[:, : self.queries], qk[:, self.queries :], y[:, self.keys :]
+
+
+def linear(source: Source, name: str, rows: int, cols: int, bias: bool) -> Linear:
+    """The Linear of that name; its bias is needed where the config says so, and taken wherever there is one."""
+    given = bias or source.has(f"{name}.bias")
+    return Linear(source.matrix(name, rows, cols), source.vector(f"{name}.bias", rows) if given else None)
+
+
+def norm(config: Config, source: Source, name: str) -> Norm:
+    """The norm of that name over the stream."""
+    return Norm(source.vector(f"{name}.weight", config.shape.width) + config.norm_shift, config.eps)
