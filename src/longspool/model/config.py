@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,8 @@ class Config:
     activation: str
     ropes: tuple[Rope | None, ...]
     tied: bool = False
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
     mlp_bias: bool = False
     embed_scale: float = 1.0
     norm_shift: float = 0.0
@@ -64,14 +65,19 @@ class Family:
     block: Callable[[Config, Source, int], Block]
 
 
-def dense(raw: Raw, name: str, windows: tuple[int | None, ...] | None = None, theta: float = 10000.0, tied: bool = False) -> Config:
-    """What most decoders share. `windows` by layer (none: all see everything); `theta` and `tied` hold where the config is silent."""
+def dense(raw: Raw, name: str, kinds: Sequence[str] | None = None) -> Config:
+    """What most decoders share. `kinds` are the layers' types where some may slide; none given, every layer sees everything."""
     layers, heads, width = raw.count("num_hidden_layers"), raw.count("num_attention_heads"), raw.count("hidden_size")
     head_dim = raw.count("head_dim", width // heads)
     kv_heads = raw.count("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ModelError(f"The model's config has {heads} attention heads, which its {kv_heads} key-value heads don't divide.")
-    rope = read_rope(raw, head_dim, theta=theta)
+    if min(layers, heads, kv_heads, head_dim, width) < 1 or heads % kv_heads:
+        raise ModelError(
+            f"The model's config has {layers} layers of width {width} with {heads} heads of {head_dim} over {kv_heads} key-value heads; "
+            "all must be at least 1, and the key-value heads must divide the heads."
+        )
+    rope = read_rope(raw, head_dim)
+    window = raw.count("sliding_window") if "sliding_window" in raw else None
+    bias = raw.flag("attention_bias", False)
     shape = Shape(
         layers=layers,
         heads=heads,
@@ -81,7 +87,7 @@ def dense(raw: Raw, name: str, windows: tuple[int | None, ...] | None = None, th
         vocab=raw.count("vocab_size"),
         context=rope.reach(raw.count("max_position_embeddings")),
         scale=head_dim**-0.5,
-        windows=windows or (None,) * layers,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds or [""] * layers),
     )
     return Config(
         family=name,
@@ -90,8 +96,9 @@ def dense(raw: Raw, name: str, windows: tuple[int | None, ...] | None = None, th
         eps=raw.number("rms_norm_eps", 1e-6),
         activation=raw.text("hidden_act", "silu"),
         ropes=(rope,) * layers,
-        tied=raw.flag("tie_word_embeddings", tied),
-        attention_bias=raw.flag("attention_bias", False),
+        tied=raw.flag("tie_word_embeddings", False),
+        qkv_bias=bias,
+        out_bias=bias,
         mlp_bias=raw.flag("mlp_bias", False),
     )
 
@@ -105,11 +112,6 @@ def layer_types(raw: Raw, sliding: Callable[[int], bool]) -> tuple[str, ...]:
     if strange := set(kinds) - {"sliding_attention", "full_attention"}:
         raise ModelError(f"The layer type {min(strange)!r} is not supported; known are sliding_attention and full_attention.")
     return kinds
-
-
-def windows(raw: Raw, kinds: tuple[str, ...], default: int | None = None) -> tuple[int | None, ...]:
-    """The sliding window of each layer."""
-    return tuple(raw.count("sliding_window", default) if kind == "sliding_attention" else None for kind in kinds)
 
 
 def family(name: str) -> Family:

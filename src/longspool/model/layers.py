@@ -116,16 +116,17 @@ class Block:
         self.act = ACTIVATIONS[config.activation]
         self.before_attention = norm(config, source, f"{at}.input_layernorm")
         self.inward = self.projections(config, source, f"{at}.self_attn")
-        self.outward = linear(source, f"{at}.self_attn.o_proj", shape.width, shape.heads * shape.head_dim, config.attention_bias)
+        self.outward = linear(source, f"{at}.self_attn.o_proj", shape.width, shape.heads * shape.head_dim, config.out_bias)
         self.before_mlp = norm(config, source, f"{at}.{self.mlp_norm}")
         self.gate_up = self.gates(config, source, f"{at}.mlp")
         self.down = linear(source, f"{at}.mlp.down_proj", shape.width, config.inner, config.mlp_bias)
 
     def projections(self, config: Config, source: Source, at: str) -> Linear:
         """Queries, keys and values from the normed stream."""
-        shape, bias = config.shape, config.attention_bias
+        shape = config.shape
         heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads, "v_proj": shape.kv_heads}
-        return Linear.stack([linear(source, f"{at}.{name}", n * shape.head_dim, shape.width, bias) for name, n in heads.items()])
+        sizes = {name: n * shape.head_dim for name, n in heads.items()}
+        return Linear.stack([linear(source, f"{at}.{name}", n, shape.width, config.qkv_bias) for name, n in sizes.items()])
 
     def gates(self, config: Config, source: Source, at: str) -> Linear:
         """The MLP's gate and up matrices."""

@@ -42,6 +42,10 @@ class Raw:
             raise ModelError(f"The model's {self.where} needs {length} values in {key!r} but has {have}.")
         return tuple(Raw({key: v}, self.where)._get(key, kind, None) for v in values[:length])
 
+    def over(self, defaults: Mapping[str, object]) -> Raw:
+        """The same over defaults for absent keys; a null stays a null."""
+        return Raw({**defaults, **self.values}, self.where)
+
     def inner(self, key: str) -> Raw:
         """The config nested under that key, with this one's values behind its own; or this one, where nothing is nested."""
         nested = self.values.get(key)

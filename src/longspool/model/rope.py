@@ -163,7 +163,7 @@ class LongRope(Rope):
         return torch.where((total > self.context)[:, None], long.to(total.device), short.to(total.device))
 
 
-def read_rope(raw: Raw, head_dim: int, layer_type: str = "", theta: float = 10000.0) -> Rope:
+def read_rope(raw: Raw, head_dim: int, layer_type: str = "full_attention") -> Rope:
     """The RoPE that a config asks for: `rope_parameters` (transformers 5, perhaps by layer type), or `rope_theta` and `rope_scaling`."""
     raw = raw.inner("rope_scaling" if "rope_scaling" in raw else "rope_parameters").inner(layer_type)
     # rope_scaling of transformers 4 says `type`; its `rope_type` wins where both stand.
@@ -176,7 +176,7 @@ def read_rope(raw: Raw, head_dim: int, layer_type: str = "", theta: float = 1000
     reader = _READERS.get(kind)
     if reader is None:
         raise ModelError(f"The rope type {kind!r} is not supported; known are {', '.join(_READERS)}.")
-    return reader(raw, dim, raw.number("rope_theta", theta))
+    return reader(raw, dim, raw.number("rope_theta", 10_000.0))
 
 
 def _original(raw: Raw) -> int:
