@@ -1,0 +1,168 @@
+"""Continuous batching: every step takes one Ask from each running request, within a byte budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import torch
+
+from ..errors import LongspoolError, OutOfMemory
+from ..kernels import rope
+from ..memory import Memory, Pools
+from ..model.build import Model
+from ..values.packed import Packed
+from .estimate import growth, need
+from .forward import forward
+from .request import HeadDraw, Request, State
+
+ALONE, SHARED = 2048, 256  # tokens of a prefill chunk: alone, and beside running decodes (their floor)
+
+
+class Engine:
+    """Runs requests over one model. `budget` bounds the live KV bytes on the device."""
+
+    def __init__(self, model: Model, budget: int, chunk: int = ALONE) -> None:
+        self.model, self.budget, self.chunk = model, budget, chunk
+        self.pools = Pools(model.shape, budget)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._rotates = [_rotate(block.rope) for block in model.blocks]
+        weight = model.head.weight
+        self._head = HeadDraw(Packed.from_float(weight, "f32") if isinstance(weight, torch.Tensor) else weight, model.config.logit_cap or 0.0)
+
+    # ---- requests
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises OutOfMemory where the budget could never hold it."""
+        least = need(request.plan, len(request.prompt) + request.sampling.max_tokens, self.chunk)
+        if least > self.budget:
+            raise OutOfMemory(
+                f"This request needs about {least:,} bytes of KV memory and the budget is {self.budget:,}; raise the memory budget, "
+                f"shorten the prompt of {len(request.prompt)} tokens, or use a recipe that keeps less, for example 'int4' or 'streaming'."
+            )
+        self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request and give its memory back at once."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        if request.state is not State.DONE:
+            request.end("cancelled")
+
+    def memory(self, request: Request) -> Memory:
+        """An empty memory under the request's plan."""
+        return Memory(request.plan, self.pools, self._rotates)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    # ---- a step
+
+    def step(self) -> list[Request]:
+        """One pass over what runs; returns the requests that ended in it."""
+        self._admit()
+        batch = self._batch()
+        done = [r for r in self.running if r.state is State.DONE]
+        if batch:
+            for request in self.running:
+                request.chunk = self._chunk(request)
+            replies = forward(self.model, [r.pending for r in batch if r.pending])
+            for request, reply in zip(batch, replies, strict=True):
+                self._advance(request, reply)
+        done += [r for r in self.running if r.state is State.DONE and r not in done]
+        self.running = [r for r in self.running if r.state is not State.DONE]
+        return done
+
+    def run(self, requests: Iterable[Request]) -> None:
+        """Submit all and step until they are done; what is still alive when an error or Ctrl-C comes is cancelled."""
+        mine = list(requests)
+        try:
+            for request in mine:
+                self.submit(request)
+            while any(r.state is not State.DONE for r in mine):
+                self.step()
+        finally:
+            for request in mine:
+                self.cancel(request)
+
+    def _admit(self) -> None:
+        """Start waiting requests, oldest first, while the budget has room for them."""
+        while self.waiting:
+            request = self.waiting[0]
+            promised = sum(need(r.plan, len(r.prompt) + r.sampling.max_tokens, self.chunk) for r in self.running)
+            own = need(request.plan, len(request.prompt) + request.sampling.max_tokens, self.chunk)
+            if self.running and promised + own > self.budget:
+                return
+            self.waiting.popleft()
+            request.begin(self.memory(request), self._head)
+            request.chunk = self._chunk(request)
+            self.running.append(request)
+            self._advance(request, None)
+
+    def _chunk(self, request: Request) -> int:
+        decoding = any(r is not request and r.pending and r.pending.step.phase != "prefill" for r in self.running)
+        return min(self.chunk, SHARED) if decoding else self.chunk
+
+    def _batch(self) -> list[Request]:
+        """All decodes, and as many prefill chunks as one chunk's tokens allow; the youngest give way when bytes are short."""
+        batch, room = [], self.chunk
+        for request in [r for r in self.running if r.pending]:
+            assert request.pending is not None
+            if request.pending.step.phase == "prefill":
+                if room <= 0:
+                    continue
+                room -= len(request.pending.step.ids)
+            batch.append(request)
+        return self._within_budget(batch)
+
+    def _within_budget(self, batch: list[Request]) -> list[Request]:
+        """Preempt the youngest until this step's growth fits; a request that can't fit alone ends with OutOfMemory."""
+        while batch:
+            want = self.pools.ledger.now["device"] + sum(growth(r.memory.plan, len(r.pending.step.ids)) for r in batch if r.pending)
+            if want <= self.budget:
+                return batch
+            youngest = self.running[-1]
+            if len(self.running) == 1:
+                youngest.end("error", OutOfMemory(f"The KV memory needs {want:,} bytes and the budget is {self.budget:,}."))
+                return []
+            self.running.remove(youngest)
+            youngest.pause()
+            self.waiting.appendleft(youngest)
+            batch = [r for r in batch if r is not youngest]
+        return batch
+
+    def _advance(self, request: Request, reply: object) -> None:
+        """Give a request its reply; a user's mistake that surfaces in it ends this request alone."""
+        if request.pending and request.pending.step.phase == "prefill":
+            request.clock.prefilled += len(request.pending.step.ids)
+        try:
+            request.pending = request.advance(reply)
+            self._start_siblings(request)
+        except LongspoolError as error:
+            request.end("error", error)
+        else:
+            if request.pending is None:
+                request.end("stop")
+
+    def _start_siblings(self, request: Request) -> None:
+        """Samples of one prompt fork its memory when it has been read."""
+        reply = request.prompt_reply
+        if reply is None or not request.siblings:
+            return
+        twins, request.siblings = request.siblings, []
+        for twin in twins:
+            twin.branch(request.memory.fork(), self._head, reply)
+            self.running.append(twin)
+            self._advance(twin, None)
+
+
+def _rotate(embedding):  # type: ignore[no-untyped-def]
+    """x [N, A, D] turned at positions [N] by a layer's rotary embedding; None for a layer without one."""
+    if embedding is None:
+        return None
+    return lambda x, pos: rope(x, *embedding.angles(pos, int(pos.max()) + 1 if len(pos) else 1))
+

@@ -1,0 +1,183 @@
+"""One request: what was asked, where it stands, what came out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..memory import Memory
+from ..method import Method
+from ..plan import Item, Plan, resolve
+from ..roles import Decode, Head, Ingest, Review
+from ..values.step import Phase, Step
+from ..values.flow import Ask, Choice, Emit, Flow, Want
+from .flow import ask, chunked, sampled
+from .sampler import Sampler, Sampling
+
+Finish = Literal["stop", "length", "cancelled", "error"]
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass
+class Clock:
+    """Moments of a request in seconds since it was submitted, and the time spent in its prefill and decode steps."""
+
+    born: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    last_token: float | None = None
+    prefilled: int = 0
+
+    def now(self) -> float:
+        return time.perf_counter() - self.born
+
+
+class Request:
+    """A prompt on its way to an answer. The engine drives `flow`; tokens land in `choices`."""
+
+    def __init__(self, prompt: list[int], plan: Plan, sampling: Sampling, stops: frozenset[int], vocab: int, index: int = 0) -> None:
+        self.prompt, self.plan, self.sampling, self.index = list(prompt), plan, sampling, index
+        self.asked = len(prompt)
+        self.stops = frozenset(sampling.stop_tokens) | (frozenset() if sampling.ignore_eos else stops)
+        self.sampler = Sampler(sampling, prompt, vocab, index)
+        self.choices: list[Choice] = []
+        self.state, self.finish, self.error = State.WAITING, None, None
+        self.clock = Clock()
+        self.siblings: list[Request] = []
+        self.preempted = 0
+        self.chunk = 2048
+        self.memory: Memory
+        self.actions: dict[str, dict[str, float]] = {}
+        self.finish: Finish | None
+        self.error: Exception | None
+        self.pending: Ask[Memory] | None = None
+        self._reply: Tensor | None = None
+        self.flow: Flow | None = None
+
+    @property
+    def want(self) -> Want:
+        """What the default flows ask for: a fused head draws from the final state where only the temperature matters."""
+        return "state" if self.plan.one(Head) is not None and self.sampling.plain else "last"
+
+    def begin(self, memory: Memory, head: HeadDraw) -> None:
+        """Start, or start again, on an empty memory; tokens that are already out belong to the prompt now."""
+        self.memory, self._head = memory, head
+        self.prompt = self.prompt[: self.asked] + [c.token for c in self.choices]
+        self.flow, self.state = self._life(None), State.RUNNING
+
+    def branch(self, memory: Memory, head: HeadDraw, reply: Tensor) -> None:
+        """Start on a fork of a sibling's memory, after its prompt."""
+        self.memory, self._head = memory, head
+        self.flow, self.state = self._life(reply), State.RUNNING
+
+    def _life(self, reply: Tensor | None) -> Flow:
+        """Ingest, review, decode."""
+        if reply is None:
+            ingest = self.plan.one(Ingest)
+            reply = yield from ingest.flow(self) if ingest else chunked(self)  # type: ignore[arg-type,misc,assignment]
+            for review in self.plan.chain(Review):
+                reply = (yield from review.review(self)) or reply  # type: ignore[arg-type,misc,assignment]
+            assert reply is not None
+            self._reply = reply
+        decode = self.plan.one(Decode)
+        yield from decode.flow(self, reply) if decode else sampled(self, reply)
+
+    @property
+    def last_step(self) -> Step:
+        """The prompt's last token as a final prefill step."""
+        last = self.memory.seen - 1
+        return Step(torch.tensor(self.prompt[-1:]), torch.tensor([last]), (0, 1), (self.memory.seen,), "prefill", (True,))
+
+    @property
+    def prompt_reply(self) -> Tensor | None:
+        """The reply to the prompt's last chunk, once there is one."""
+        return self._reply
+
+    def pick(self, reply: Tensor) -> Choice:
+        """Draw the next token from the last row of logits, or from the final state under a fused head."""
+        choice = self._head(self, reply) if self.want == "state" else self.sampler.pick(reply[-1])
+        self.sampler.commit(choice.token)
+        return choice
+
+    def advance(self, reply: object) -> Ask[Memory] | None:
+        """Send a reply to the flow and run it to its next Ask; None when the answer is complete."""
+        assert self.flow is not None
+        try:
+            said = self.flow.send(reply)
+            while isinstance(said, Emit):
+                said = self.flow.send(self._take(said.choices))
+        except StopIteration:
+            return None
+        return None if self.finish else said
+
+    def _take(self, choices: tuple[Choice, ...]) -> bool:
+        """Note tokens that are out; False when one of them ends the answer."""
+        for choice in choices:
+            self.clock.last_token = self.clock.now()
+            if self.clock.first_token is None:
+                self.clock.first_token = self.clock.last_token
+            if choice.token in self.stops:
+                self.finish = "stop"
+            else:
+                self.choices.append(choice)
+                if len(self.choices) >= self.sampling.max_tokens:
+                    self.finish = "length"
+            if self.finish:
+                return False
+        return True
+
+    def ask(self, ids: list[int], phase: Phase, memory: Memory | None = None, want: Want = "last") -> Ask[Memory]:
+        """An Ask for tokens that follow what the memory (by default the request's) has seen."""
+        return ask(self, ids, phase, memory, want)
+
+    def draft(self, methods: tuple[Method, ...]) -> Memory:
+        """A memory of the same tokens under other methods; whoever asks for it frees it."""
+        plan = resolve(tuple(Item(m) for m in methods), self.plan.shape, self.plan.dtype)
+        return self.memory.refit(plan, self.last_step)
+
+    def count(self, method: Method, **amounts: float) -> None:
+        """Counters of a flow."""
+        for name, amount in amounts.items():
+            self.memory.actions[method.slug][name] += amount
+
+    def end(self, finish: Finish, error: Exception | None = None) -> None:
+        """Close the flow and give the memory back."""
+        if self.flow is not None:
+            self.flow.close()
+            self.flow = None
+            self.actions = {name: dict(c) for name, c in self.memory.actions.items()}
+            self.memory.free()
+        self.finish, self.error, self.pending = self.finish or finish, error, None
+        self.state = State.DONE
+
+    def pause(self) -> None:
+        """Give the memory back to start again later from the tokens that are out."""
+        assert self.flow is not None
+        self.flow.close()
+        self.flow, self.pending = None, None
+        self.memory.free()
+        self.preempted += 1
+        self.state = State.WAITING
+
+
+class HeadDraw:
+    """Draws from final states through the plan's Head."""
+
+    def __init__(self, weights: object, cap: float) -> None:
+        self.weights, self.cap = weights, cap
+
+    def __call__(self, request: Request, state: Tensor) -> Choice:
+        head, sampler = request.plan.one(Head), request.sampler
+        assert head is not None
+        temperature = torch.tensor([request.sampling.temperature], dtype=torch.float32)
+        token, logprob = head.sample(state[-1:], self.weights, temperature, torch.tensor([sampler.seed]), torch.tensor([sampler.drawn]), self.cap)  # type: ignore[arg-type]
+        return Choice(int(token[0]), float(logprob[0]))

@@ -1,0 +1,11 @@
+"""The memory: pages, zones, layers."""
+
+from .attend import attend, write
+from .layer import LayerMemory
+from .memory import Memory, dense_bytes
+from .pool import Ledger, Pool
+from .pools import Pools
+from .raw import DTYPES, Raw
+from .view import LayerView
+
+__all__ = ["DTYPES", "LayerMemory", "LayerView", "Ledger", "Memory", "Pool", "Pools", "Raw", "attend", "dense_bytes", "write"]

@@ -1,0 +1,174 @@
+"""Attention of one layer over a group of requests with the same plan: every part apart, merged exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels import append_rows, attend_rows, merge
+from ..roles import Pattern, Place, Position, Reach, Select
+from ..values import Rows, Step
+from .frames import attend_frames
+from .layer import LayerMemory
+from .mass import observe
+from .pattern import attend_pattern, blocks_of
+from .pool import Pool
+from .view import LayerView
+
+Part = tuple[Tensor, Tensor]
+
+
+def write(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> None:
+    """Everything enters the recent zone: q [N, H, D], k and v [N, Hkv, D]."""
+    start = np.concatenate([m.recent.length for m in group])
+    for b, memory in enumerate(group):
+        a, e = step.spans[b], step.spans[b + 1]
+        memory.enter(q[a:e], step if len(group) == 1 else step.of(b))
+    rows, pool = recent_rows(group), group[0].recent.pool
+    offset = torch.from_numpy(np.concatenate([[0], np.cumsum(rows.length.numpy() - start)]))
+    append_rows(pool["k"], pool["v"], rows.table, torch.from_numpy(start), _by_row(k, step), _by_row(v, step), offset)
+
+
+def _by_row(x: Tensor, step: Step) -> Tensor:
+    """[N, Hkv, D] in the order of rows: request, head, token."""
+    if len(x) == step.requests:
+        return x.reshape(-1, x.shape[-1])
+    parts = [x[a:b].transpose(0, 1).reshape(-1, x.shape[-1]) for a, b in zip(step.spans, step.spans[1:], strict=False)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def recent_rows(group: list[LayerMemory]) -> Rows:
+    return Rows.stack([m.recent.rows() for m in group])
+
+
+def attend(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    """What the queries see, [N, H, D]: the merge of the recent zone and of every part of the settled one."""
+    first = group[0]
+    plan = first.plan
+    rows = Rows.stack([m.rows() for m in group]) if first.settled is not None else None
+    view = LayerView(first.layer, first.shape, step, rows or first.rows(), tuple(group), (q, k, v))
+    if plan.bare:
+        position = plan.one(Position)
+        assert position is not None
+        return attend_frames(group, q, step, position)
+    if step.phase == "prefill" and plan.one(Pattern) is not None:
+        return torch.cat([_patterned(m, q, k, v, step, i, view) for i, m in enumerate(group)])
+    return _dense(group, q, step, rows, view)
+
+
+def _patterned(memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, step: Step, request: int, view: LayerView) -> Tensor:
+    """One request's chunk under its block pattern, or dense where the pattern says so."""
+    a, b, own = step.spans[request], step.spans[request + 1], step.of(request)
+    q, rows = q[a:b].contiguous(), memory.rows()
+    blocks = blocks_of(memory, q, own, view)
+    if blocks is not None:
+        return attend_pattern(memory, q, own, blocks)
+    return _dense([memory], q, own, rows, replace(view, step=own, rows=rows, memories=(memory,)))
+
+
+def _dense(group: list[LayerMemory], q: Tensor, step: Step, rows: Rows | None, view: LayerView) -> Tensor:
+    plan = group[0].plan
+    parts = [_recent(group, q, step)]
+    if rows is not None and any(m.settled is not None and m.settled.length.any() for m in group):
+        parts += _settled(group, q, rows, view)
+    out, lse = merge([o for o, _ in parts], [s for _, s in parts]) if len(parts) > 1 else parts[0]
+    if plan.needs.mass:
+        observe(group, q, lse, step)
+    return out
+
+
+def _recent(group: list[LayerMemory], q: Tensor, step: Step) -> Part:
+    pool, rows, shape = group[0].recent.pool, recent_rows(group), group[0].shape
+    lo, hi = visible(group, step)
+    return attend_rows(
+        q, pool["k"], pool["v"], rows.table, rows.length, step.spans, lo, hi, shape.scale, softcap=shape.softcap, tree=step.tree
+    )
+
+
+def visible(group: list[LayerMemory], step: Step) -> tuple[Tensor | None, Tensor | None]:
+    """In-row bounds int32 [N] of the recent tokens that each query may see: the causal test, and the layer's window."""
+    window = group[0].plan.window
+    single = len(step.ids) == step.requests
+    if window is None and (single or step.tree is not None):
+        return None, None
+    pos = step.pos.numpy()
+    spans = list(zip(group, step.spans, step.spans[1:], strict=False))
+    hi = None if single or step.tree is not None else _int32([m.pos.below(pos[a:b] + 1) for m, a, b in spans])
+    lo = None if window is None else _int32([m.pos.below(pos[a:b] - window + 1) for m, a, b in spans])
+    return lo, hi
+
+
+def _int32(parts: list[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.int32))
+
+
+def _settled(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -> list[Part]:
+    """The settled zone: selected while decoding, then one part after another."""
+    plan, shape = group[0].plan, group[0].shape
+    select, place = plan.one(Select), plan.one(Place)
+    if select is not None and view.step.phase != "prefill":
+        picked = select.select(q, rows, view)
+        view.count(select, tokens_read=int(picked.length.numpy().sum()), tokens_stored=int(rows.length.numpy().sum()) * picked.count // rows.count)
+        rows = picked
+    if place is None:
+        return [attend_store(group[0], q, group[0].store, rows, Reach(view.step.spans))]
+    heads = list(place.parts(shape.kv_heads, view))
+    outs = [_fetched(group[0], q, rows, lo, hi, view, place) for lo, hi in heads]
+    return [(torch.cat([o for o, _ in outs], 1), torch.cat([s for _, s in outs], 1))]
+
+
+def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach: Reach) -> Part:
+    """Attention over encoded rows: fused where the codec can, else its pages are decoded first."""
+    if not memory.plan.weighted:
+        fused = memory.encode.attend(q, store, rows, reach, memory.layer, memory.shape)
+        if fused is not None:
+            return fused
+    k, v, local, where = materialise(memory, store, rows)
+    weight = store["weight"][where] if memory.plan.weighted else None
+    s = memory.shape
+    return attend_rows(q, k, v, local.table, local.length, reach.spans, reach.lo, reach.hi, s.scale, softcap=s.softcap, weight=weight)
+
+
+def materialise(memory: LayerMemory, store: Pool, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor]:
+    """Rows decoded into a pool of their own: k [S, D, W], v [S, W, D], the rows over it, and the S source pages."""
+    used = torch.arange(rows.table.shape[1]) < rows.filled[:, None]
+    where = rows.table[used].long()
+    table = torch.full(rows.table.shape, -1, dtype=torch.int32)
+    table[used] = torch.arange(len(where), dtype=torch.int32)
+    k, v = memory.encode.read(store, where, memory.layer)
+    return k, v, Rows(table, rows.length, rows.grain), where
+
+
+def _fetched(memory: LayerMemory, q: Tensor, rows: Rows, lo: int, hi: int, view: LayerView, place: Place) -> Part:
+    """One range of KV heads: its pages are copied to the device, attended, and given back."""
+    shape, requests = memory.shape, view.step.requests
+    per = rows.count // requests // shape.kv_heads
+    mine = [r for b in range(requests) for r in range((b * shape.kv_heads + lo) * per, (b * shape.kv_heads + hi) * per)]
+    part = Rows(rows.table[mine], rows.length[mine], rows.grain)
+    stage = memory.pools.stage(memory.store)
+    used = torch.arange(part.table.shape[1]) < part.filled[:, None]
+    source = part.table[used].long()
+    pages = stage.take(len(source))
+    target = torch.from_numpy(pages).long()
+    for name in memory.store.fields:
+        stage[name][target] = memory.store[name][source].to(stage.device, non_blocking=True)
+    table = torch.full(part.table.shape, -1, dtype=torch.int32)
+    table[used] = target.to(torch.int32)
+    view.count(place, bytes_fetched=len(source) * stage.page_bytes)  # type: ignore[arg-type]
+    heads = q[:, lo * shape.group : hi * shape.group].contiguous()
+    out = attend_store(memory, heads, stage, Rows(table, part.length, part.grain), Reach(view.step.spans))
+    stage.give(pages)
+    return out
+
+
+def groups(keys: list[object]) -> Iterator[tuple[int, int]]:
+    """Runs of equal neighbours as (first, end)."""
+    first = 0
+    for i in range(1, len(keys) + 1):
+        if i == len(keys) or keys[i] != keys[first]:
+            yield first, i
+            first = i

@@ -1,0 +1,90 @@
+"""Attention with bare keys: each frame of the Position seat rotates queries and keys its own way, and sees its own distances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..kernels import attend_rows, merge
+from ..roles import Frame, Position
+from ..values import Rows, Step
+
+if TYPE_CHECKING:
+    from .layer import LayerMemory
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Unrotated tokens of some rows: k [S, D, W], v [S, W, D], positions int64 [S, W], rows over the S pages, and the
+    positions of the first row's tokens in order."""
+
+    k: Tensor
+    v: Tensor
+    pos: Tensor
+    rows: Rows
+    order: Tensor
+    weight: Tensor | None = None
+
+
+def attend_frames(group: list[LayerMemory], q: Tensor, step: Step, position: Position) -> Tensor:
+    """[N, H, D] over all requests."""
+    return torch.cat([_one(m, q[a:b], step.of(i), position) for i, (m, a, b) in enumerate(zip(group, step.spans, step.spans[1:], strict=False))])
+
+
+def _one(memory: LayerMemory, q: Tensor, step: Step, position: Position) -> Tensor:
+    shape, heads = memory.shape, []
+    for first, last, zones in _uniform(memory):
+        part = q[:, first * shape.group : last * shape.group].contiguous()
+        parts = [_frame(memory, part, step, frame, zone) for frame in position.frames() for zone in zones]
+        heads.append(merge([o for o, _ in parts], [s for _, s in parts])[0])
+    return torch.cat(heads, 1)
+
+
+def _frame(memory: LayerMemory, q: Tensor, step: Step, frame: Frame, zone: Bare) -> tuple[Tensor, Tensor]:
+    s = memory.shape
+    hi = torch.searchsorted(zone.order, step.pos - frame.near, right=True).to(torch.int32)
+    lo = None if frame.far is None else torch.searchsorted(zone.order, step.pos - frame.far, right=True).to(torch.int32)
+    k = _rotated(memory, zone.k, frame.key(zone.pos))
+    turned = memory.rotate(q, frame.query(step.pos)) if memory.rotate else q
+    return attend_rows(turned, k, zone.v, zone.rows.table, zone.rows.length, step.spans, lo, hi, s.scale, softcap=s.softcap, weight=zone.weight)
+
+
+def _rotated(memory: LayerMemory, k: Tensor, pos: Tensor) -> Tensor:
+    """Pages k [S, D, W] rotated at pos [S, W]."""
+    if memory.rotate is None or not k.shape[0]:
+        return k
+    flat = memory.rotate(k.transpose(1, 2).reshape(-1, 1, k.shape[1]), pos.reshape(-1))
+    return flat.view(k.shape[0], k.shape[2], k.shape[1]).transpose(1, 2).contiguous()
+
+
+def _uniform(memory: LayerMemory) -> Iterator[tuple[int, int, list[Bare]]]:
+    """Ranges of KV heads that hold the same positions, with their zones."""
+    heads = memory.shape.kv_heads
+    settled = memory.settled_field("pos") if memory.settled is not None else []
+    same = all(torch.equal(settled[0], p) for p in settled[1:])
+    for first, last in [(0, heads)] if same else [(h, h + 1) for h in range(heads)]:
+        yield first, last, [*_settled(memory, first, last, settled), _recent(memory, first, last)]
+
+
+def _recent(memory: LayerMemory, first: int, last: int) -> Bare:
+    pool, rows = memory.recent.pool, memory.recent.rows().part(first, last)
+    order = torch.from_numpy(memory.pos.array())
+    used = rows.table[:, : int(rows.filled.max())].long()
+    padded = torch.nn.functional.pad(order, (0, used.shape[1] * pool.page - len(order))).view(1, -1, pool.page)
+    pos = padded.expand(last - first, -1, -1).reshape(-1, pool.page)
+    local = torch.arange(used.numel(), dtype=torch.int32).view(used.shape)
+    return Bare(pool["k"][used.reshape(-1)].float(), pool["v"][used.reshape(-1)].float(), pos, Rows(local, rows.length, pool.page), order)
+
+
+def _settled(memory: LayerMemory, first: int, last: int, settled: list[Tensor]) -> list[Bare]:
+    from .attend import materialise
+
+    if memory.settled is None or not memory.settled.length[first:last].any():
+        return []
+    k, v, rows, where = materialise(memory, memory.store, memory.rows().part(first, last))
+    weight = memory.store["weight"][where] if memory.plan.weighted else None
+    return [Bare(k, v, memory.store["pos"][where].long(), rows, settled[first].long(), weight)]

@@ -1,0 +1,91 @@
+"""All layers of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from ..plan import Plan
+from ..values import Step
+from .layer import LayerMemory, Rotate
+from .pools import Pools
+from .view import LayerView, counters
+
+
+class Memory:
+    """What a request remembers. `seen` counts the tokens that the model has processed, not those that are stored."""
+
+    def __init__(self, plan: Plan, pools: Pools, rotates: Sequence[Rotate | None]) -> None:
+        self.plan, self.pools, self.rotates = plan, pools, tuple(rotates)
+        self.seen = 0
+        self.notes: dict[str, dict[str, object]] = {}
+        self.actions = counters()
+        self.layers = [LayerMemory(i, p, pools, r, self.notes, self.actions) for i, (p, r) in enumerate(zip(plan.layers, rotates, strict=True))]
+
+    def __getitem__(self, layer: int) -> LayerMemory:
+        return self.layers[layer]
+
+    def positions(self, layer: int) -> list[Tensor]:
+        """The positions that each KV head of a layer still holds, ascending int64."""
+        return self.layers[layer].positions()
+
+    def truncate(self, upto: int) -> None:
+        """Forget the tokens at position `upto` and later. Only the recent zone can be rolled back."""
+        for layer in self.layers:
+            layer.truncate(upto)
+        self.seen = min(self.seen, upto)
+
+    def fork(self) -> Memory:
+        """The same tokens under the same plan; pages are shared and copied when one side writes."""
+        twin = Memory.__new__(Memory)
+        twin.plan, twin.pools, twin.rotates, twin.seen = self.plan, self.pools, self.rotates, self.seen
+        twin.notes = {name: dict(note) for name, note in self.notes.items()}
+        twin.actions = counters()
+        twin.layers = [layer.fork(twin.notes, twin.actions) for layer in self.layers]
+        return twin
+
+    def refit(self, plan: Plan, step: Step) -> Memory:
+        """The same tokens under another plan, settled as after a prompt. `step` is the last one that this memory saw."""
+        twin = Memory(plan, self.pools, self.rotates)
+        twin.seen = self.seen
+        for old, new in zip(self.layers, twin.layers, strict=True):
+            new.take_over(old)
+            new.settle(LayerView(new.layer, new.shape, step, new.rows(), (new,)))
+        return twin
+
+    def adopt(self, other: Memory, since: int) -> None:
+        """Replace the tokens from position `since` on by the other memory's; both hold them in their recent zones."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.truncate(since)
+            mine.take_over(theirs, since)
+        self.seen = other.seen
+
+    def free(self) -> None:
+        """Give every page back."""
+        for layer in self.layers:
+            layer.free()
+
+    def tokens(self) -> list[Tensor]:
+        """Tokens held per layer and KV head."""
+        return [layer.rows().length + len(layer.pos) for layer in self.layers]
+
+    @property
+    def bytes(self) -> int:
+        """Live bytes of the pages, tables, positions and kept queries of this request; a shared page counts in full."""
+        return sum(layer.bytes for layer in self.layers)
+
+    def check(self) -> None:
+        """Raise AssertionError where tables, lengths, positions and owners don't fit together."""
+        for layer in self.layers:
+            layer.check()
+        self.pools.check()
+
+
+def dense_bytes(plan: Plan, tokens: int) -> int:
+    """What keys and values of this many tokens take in fp16 without any method."""
+    s = plan.shape
+    kept = [tokens if w is None else min(tokens, w) for w in s.windows]
+    return int(np.sum(kept)) * s.kv_heads * s.head_dim * 2 * 2
+

@@ -1,0 +1,61 @@
+"""The pools of an engine: one per layer, kind of storage and tier, shared by all its requests."""
+
+from __future__ import annotations
+
+import torch
+
+from ..plan import LayerPlan
+from ..roles import Encode, Field, Place, Select
+from ..values import Shape
+from .pool import Ledger, Pool
+from .raw import Raw
+
+
+class Pools:
+    """Makes pools on demand. `capacity` is the address space of each in bytes; what is not touched costs nothing."""
+
+    def __init__(self, shape: Shape, capacity: int, device: torch.device | None = None) -> None:
+        self.shape, self.capacity, self.device = shape, capacity, device
+        self.ledger = Ledger()
+        self._made: dict[tuple[object, ...], Pool] = {}
+
+    def recent(self, layer: int, plan: LayerPlan) -> Pool:
+        """Raw pages on the device."""
+        return self._pool(layer, Raw(plan.dtype).fields(self.shape, plan.page), plan.page, "device")
+
+    def settled(self, layer: int, plan: LayerPlan) -> Pool:
+        """Encoded pages with their summaries, positions and log-weights, on the tier that the plan's Place names."""
+        place = plan.one(Place)
+        return self._pool(layer, settled_fields(plan, self.shape), plan.page, place.home if place else "device")
+
+    def stage(self, like: Pool) -> Pool:
+        """Device pages of the same form, for what is fetched from another tier."""
+        return self._pool(-1, like.fields, like.page, "device")
+
+    def _pool(self, layer: int, fields: dict[str, Field], page: int, tier: str) -> Pool:
+        key = (layer, tuple(fields.items()), page, tier)
+        if key not in self._made:
+            self._made[key] = Pool(fields, page, tier, self.ledger, self.capacity, self.device)
+        return self._made[key]
+
+    def check(self) -> None:
+        """Raise AssertionError where a pool's books, or the ledger's, don't balance."""
+        for pool in self._made.values():
+            pool.check()
+
+
+def encoder(plan: LayerPlan) -> Encode:
+    """The plan's codec, or the raw one."""
+    return plan.one(Encode) or Raw(plan.dtype)
+
+
+def settled_fields(plan: LayerPlan, shape: Shape) -> dict[str, Field]:
+    """What a settled page of one KV head stores."""
+    fields = dict(encoder(plan).fields(shape, plan.page))
+    if select := plan.one(Select):
+        fields |= select.fields(shape, plan.page)
+    if plan.ragged:
+        fields["pos"] = Field((plan.page,), torch.int32)
+    if plan.weighted:
+        fields["weight"] = Field((plan.page,), torch.float32)
+    return fields

@@ -1,0 +1,53 @@
+"""Ragged tokens cut into pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+Row = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""k, v [n, D], pos int64 [n] and log-weight [n] or None of one row's tokens."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """S pages: k [S, D, W], v [S, W, D], of which the first fill[s] tokens count; pos int32 [S, W], weight [S, W] or None."""
+
+    k: Tensor
+    v: Tensor
+    fill: Tensor
+    pos: Tensor
+    weight: Tensor | None
+
+
+def tile(rows: list[Row], page: int) -> Tiles:
+    """Cut each row into pages, one row after another; the last page of a row is padded with zeros."""
+    rows = [row for row in rows if len(row[2])]
+    counts = torch.tensor([len(row[2]) for row in rows])
+    pages = -(-counts // page)
+    last = counts - (pages - 1) * page
+    fill = torch.full((int(pages.sum()),), page, dtype=torch.int32)
+    fill[pages.cumsum(0) - 1] = last.to(torch.int32)
+    cut = [_cut(row, page) for row in rows]
+    weight = None if cut[0][3] is None else torch.cat([c[3] for c in cut if c[3] is not None])
+    k = torch.cat([c[0] for c in cut]).transpose(1, 2).contiguous()
+    return Tiles(k, torch.cat([c[1] for c in cut]), fill, torch.cat([c[2] for c in cut]), weight)
+
+
+def _cut(row: Row, page: int) -> Row:
+    k, v, pos, weight = row
+    extra = -len(pos) % page
+    return (
+        pad(k, (0, 0, 0, extra)).view(-1, page, k.shape[-1]),
+        pad(v, (0, 0, 0, extra)).view(-1, page, v.shape[-1]),
+        pad(pos.to(torch.int32), (0, extra)).view(-1, page),
+        None if weight is None else pad(weight, (0, extra)).view(-1, page),
+    )
+
+
+def pad_rows(rows: list[Tensor], value: float = 0) -> Tensor:
+    """Ragged rows [n, ...] as one tensor [R, max n, ...]."""
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)

@@ -1,0 +1,106 @@
+"""A zone: rows of pages of one request at one layer, growing at the end, shrinking at either."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..values import Rows
+from .pool import Pool
+
+
+class Zone:
+    """Page tables of R rows over one pool. Pages are shared by forks and copied before a shared one is written."""
+
+    def __init__(self, pool: Pool, rows: int) -> None:
+        self.pool = pool
+        self.table = np.full((rows, 4), -1, np.int32)
+        self.length = np.zeros(rows, np.int32)
+        self._rows: Rows | None = None
+        self._table: torch.Tensor | None = None
+        pool.ledger.add("device", self.side)
+
+    @property
+    def side(self) -> int:
+        """Bytes of the tables."""
+        return self.table.nbytes + self.length.nbytes
+
+    @property
+    def filled(self) -> np.ndarray:
+        """Pages in use, [R]."""
+        return -(-self.length // self.pool.page)
+
+    def rows(self) -> Rows:
+        """The zone as a value."""
+        if self._rows is None:
+            if self._table is None:
+                self._table = torch.from_numpy(np.ascontiguousarray(self.table[:, : int(self.filled.max(initial=0))]))
+            self._rows = Rows(self._table, torch.from_numpy(self.length.copy()), self.pool.page)
+        return self._rows
+
+    def grow(self, add: np.ndarray | int) -> None:
+        """Room for `add` more tokens per row: fresh pages where needed, a copy of a last page that others share."""
+        have, page = self.filled, self.pool.page
+        for r in np.flatnonzero((self.length % page != 0) & (add > 0)):
+            last = self.table[r, have[r] - 1]
+            if self.pool.refs[last] > 1:
+                self.table[r, have[r] - 1] = self.pool.own(int(last))
+                self._table = None
+        want = -(-(self.length + add) // page)
+        if (want > have).any():
+            self._extend(have, want)
+        self.length += np.int32(add) if isinstance(add, int) else add.astype(np.int32)
+        self._rows = None
+
+    def _extend(self, have: np.ndarray, want: np.ndarray) -> None:
+        if (width := int(want.max())) > self.table.shape[1]:
+            wider = np.full((len(self.table), max(width, self.table.shape[1] * 3 // 2)), -1, np.int32)
+            wider[:, : self.table.shape[1]] = self.table
+            self.pool.ledger.add("device", wider.nbytes - self.table.nbytes)
+            self.table = wider
+        fresh = self.pool.take(int((want - have).sum()))
+        columns = np.arange(self.table.shape[1])
+        self.table[(columns >= have[:, None]) & (columns < want[:, None])] = fresh
+        self._table = None
+
+    def drop_front(self, pages: int) -> None:
+        """Give back each row's first pages, all of them full."""
+        self.pool.give(self.table[:, :pages].reshape(-1))
+        self.table[:, :-pages] = self.table[:, pages:].copy()
+        self.table[:, -pages:] = -1
+        self.length -= np.int32(pages * self.pool.page)
+        self._rows = self._table = None
+
+    def truncate(self, length: np.ndarray | int) -> None:
+        """Keep the first `length` tokens of each row."""
+        keep = np.minimum(self.length, length).astype(np.int32)
+        columns = np.arange(self.table.shape[1])
+        gone = (columns >= -(-keep // self.pool.page)[:, None]) & (columns < self.filled[:, None])
+        if gone.any():
+            self.pool.give(self.table[gone])
+            self.table[gone] = -1
+            self._table = None
+        self.length = keep
+        self._rows = None
+
+    def pages(self) -> np.ndarray:
+        """All pages in use, row after row."""
+        return self.table[np.arange(self.table.shape[1]) < self.filled[:, None]]
+
+    def take_over(self, other: Zone) -> None:
+        """Share the other zone's pages; this zone must be empty."""
+        self.pool.ledger.add("device", other.table.nbytes - self.table.nbytes)
+        self.table, self.length = other.table.copy(), other.length.copy()
+        self.pool.share(self.pages())
+        self._rows = self._table = None
+
+    def free(self) -> None:
+        """Give every page back."""
+        self.truncate(0)
+        self.pool.ledger.add("device", -self.side)
+        self.table, self.length = self.table[:0], self.length[:0]
+
+    @property
+    def bytes(self) -> int:
+        """Live bytes of the pages, each shared page in full."""
+        return int(self.filled.sum()) * self.pool.page_bytes

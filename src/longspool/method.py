@@ -1,0 +1,146 @@
+"""What every method is: a frozen dataclass with parameters, a paper, an identity, its needs and its cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import pkgutil
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from .errors import PlanError
+from .values import Shape
+
+Keys = Literal["rotated", "bare"]
+LOSSLESS = "lossless"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method comes from: the card's number ("" for a baseline), title, link and headline result."""
+
+    card: str
+    title: str
+    link: str
+    headline: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method wants from the memory. The plan takes the maximum of counts and demands equality of `page` and `keys`.
+
+    recent: newest tokens that must stay raw, counted from the end. queries: last query vectors kept for `View.queries`.
+    page: tokens a page; None takes any. mass: observed attention mass for `View.mass`. ragged: rows of one layer may
+    differ in length. calibrated: names of fitted files that must exist.
+    """
+
+    recent: int = 0
+    queries: int = 0
+    page: int | None = None
+    keys: Keys | None = None
+    mass: bool = False
+    ragged: bool = False
+    calibrated: tuple[str, ...] = ()
+
+    def merge(self, other: Needs) -> Needs:
+        """Both at once. Raises PlanError where two methods demand different pages or keys."""
+        clashes = [
+            f"one method needs {name}={a!r} and another {name}={b!r}."
+            for name, a, b in (("page", self.page, other.page), ("keys", self.keys, other.keys))
+            if a is not None and b is not None and a != b
+        ]
+        if clashes:
+            raise PlanError(*clashes)
+        return Needs(
+            max(self.recent, other.recent),
+            max(self.queries, other.queries),
+            self.page if self.page is not None else other.page,
+            self.keys or other.keys,
+            self.mass or other.mass,
+            self.ragged or other.ragged,
+            tuple(dict.fromkeys(self.calibrated + other.calibrated)),
+        )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Per token kept of one layer and KV head: bytes on the device and on the host, bytes moved a decode step, flops a step."""
+
+    device: float = 0.0
+    host: float = 0.0
+    moved: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A value: parameters only. What it must remember lives in the memory and dies with the request."""
+
+    paper: ClassVar[Paper]
+    identity: ClassVar[dict[str, object] | str | float]
+    question: ClassVar[bool] = False
+    """Whether its choices depend on the question, so that a second question may miss what the first evicted."""
+
+    def needs(self) -> Needs:
+        return Needs()
+
+    def cost(self, shape: Shape) -> Cost:
+        return Cost()
+
+    def check(self, shape: Shape) -> list[str]:
+        """Sentences that say why these parameters can't run on this model."""
+        return []
+
+    @property
+    def slug(self) -> str:
+        return slug(type(self))
+
+    def inner(self) -> tuple[Method, ...]:
+        """The methods that this one wraps."""
+        found: list[Method] = []
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            found += [value] if isinstance(value, Method) else [m for m in value if isinstance(m, Method)] if isinstance(value, tuple) else []
+        return tuple(found)
+
+    def __str__(self) -> str:
+        """The recipe text that makes this method again; only parameters that differ from their defaults are named."""
+        parts = []
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Method):
+                parts.append(str(value))
+            elif isinstance(value, tuple) and value and all(isinstance(m, Method) for m in value):
+                parts.append(" + ".join(map(str, value)))
+            elif value != f.default:
+                parts.append(f"{f.name}={value!r}")
+        return f"{self.slug}({', '.join(parts)})" if parts else self.slug
+
+
+def slug(cls: type[Method]) -> str:
+    """A method's name in recipes: the name of its file."""
+    return cls.__module__.rsplit(".", 1)[-1]
+
+
+@functools.cache
+def registry() -> dict[str, type[Method]]:
+    """Every method by name: the files of the rooms under methods/, then the entry points "longspool.methods"."""
+    found: dict[str, type[Method]] = {}
+    root = importlib.import_module("longspool.methods")
+    for info in pkgutil.walk_packages(root.__path__, "longspool.methods."):
+        name = info.name.rsplit(".", 1)[-1]
+        if not info.ispkg and name != "base" and not name.startswith("_"):
+            found[name] = _method_of(importlib.import_module(info.name))
+    for entry in importlib.metadata.entry_points(group="longspool.methods"):
+        found[entry.name] = entry.load()
+    return dict(sorted(found.items()))
+
+
+def _method_of(module: object) -> type[Method]:
+    """The one method class that a method file defines."""
+    own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Method) and c.__module__ == module.__name__]  # type: ignore[attr-defined]
+    if len(own) != 1:
+        raise ImportError(f"{module.__name__} must define exactly one method class, found {len(own)}")  # type: ignore[attr-defined]
+    return own[0]

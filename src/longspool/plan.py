@@ -1,0 +1,178 @@
+"""Methods -> Plan: seats filled for every layer, needs merged, every conflict reported at once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import torch
+
+from .errors import PlanError
+from .method import Method, Needs
+from .roles import SEATS, Admit, Encode, Evict, Pattern, Place, Position, Prune, Role, Select, Skip
+from .values import Shape
+
+PAGE = 64
+LAYERED = (Pattern, Prune, Skip, Admit, Evict, Encode, Place, Select)
+SETTLED = (Admit, Evict, Encode, Place, Select)
+R = TypeVar("R", bound=Role)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A method and the layers it serves: `first` to `last`, both included; None is the last layer."""
+
+    method: Method
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def everywhere(self) -> bool:
+        return self.first == 0 and self.last is None
+
+    def serves(self, layer: int) -> bool:
+        return self.first <= layer and (self.last is None or layer <= self.last)
+
+    def __str__(self) -> str:
+        return str(self.method) if self.everywhere else f"{self.method} @ {self.first}-{'' if self.last is None else self.last}"
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer's seats and needs. Layers with equal plans share one object."""
+
+    methods: tuple[Method, ...]
+    needs: Needs
+    dtype: torch.dtype
+    window: int | None
+
+    @functools.cached_property
+    def seats(self) -> dict[type[Role], tuple[Method, ...]]:
+        return {seat: tuple(m for m in self.methods if isinstance(m, seat)) for seat in SEATS}
+
+    def chain(self, seat: type[R]) -> tuple[R, ...]:
+        return cast("tuple[R, ...]", self.seats[seat])
+
+    def one(self, seat: type[R]) -> R | None:
+        found = self.seats[seat]
+        return cast("R", found[0]) if found else None
+
+    @functools.cached_property
+    def page(self) -> int:
+        return self.needs.page or PAGE
+
+    @functools.cached_property
+    def settles(self) -> bool:
+        """Whether anything happens to old tokens; if not, all stay in the recent zone."""
+        return any(self.seats[seat] for seat in SETTLED)
+
+    @functools.cached_property
+    def ragged(self) -> bool:
+        """Whether positions must be stored because rows don't simply hold tokens 0, 1, 2 and so on."""
+        return self.needs.ragged or self.bare or any(self.seats[s] for s in (Admit, Evict, Prune))
+
+    @functools.cached_property
+    def bare(self) -> bool:
+        return self.needs.keys == "bare"
+
+    @functools.cached_property
+    def weighted(self) -> bool:
+        """Whether stored entries carry a log-weight."""
+        return any(m.merges for m in self.chain(Evict))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe resolved for a model. Hashable; two requests with equal plans share attention calls."""
+
+    items: tuple[Item, ...]
+    shape: Shape
+    dtype: torch.dtype = torch.float16
+
+    @functools.cached_property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        made: dict[LayerPlan, LayerPlan] = {}
+        out = []
+        for layer, window in enumerate(self.shape.windows):
+            on = tuple(i.method for i in self.items if i.serves(layer) and not (window and isinstance(i.method, LAYERED)))
+            needs = functools.reduce(Needs.merge, (m.needs() for m in on), Needs())
+            plan = LayerPlan(on, needs, self.dtype, window)
+            out.append(made.setdefault(plan, plan))
+        return tuple(out)
+
+    def one(self, seat: type[R]) -> R | None:
+        """The method on a seat that is not layered."""
+        found = [i.method for i in self.items if isinstance(i.method, seat)]
+        return cast("R", found[0]) if found else None
+
+    def chain(self, seat: type[R]) -> tuple[R, ...]:
+        return tuple(cast("R", i.method) for i in self.items if isinstance(i.method, seat))
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        return tuple(i.method for i in self.items)
+
+    @functools.cached_property
+    def context(self) -> int:
+        """The longest sequence, prompt and answer together."""
+        position = self.one(Position)
+        return position.reach(self.shape.context) if position else self.shape.context
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.items)) or "dense"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.items, self.shape, self.dtype))
+
+
+def resolve(items: tuple[Item, ...], shape: Shape, dtype: torch.dtype = torch.float16) -> Plan:
+    """Check a recipe against a model. Raises one PlanError with every problem and the nearest sound recipe."""
+    reasons = _problems(items, shape)
+    if not reasons:
+        return Plan(items, shape, dtype)
+    sound: tuple[Item, ...] = ()
+    for item in items:
+        if not _problems((*sound, item), shape):
+            sound += (item,)
+    raise PlanError(*reasons, nearest=" + ".join(map(str, sound)) or "dense")
+
+
+def _problems(items: tuple[Item, ...], shape: Shape) -> list[str]:
+    reasons = [why for item in items for why in _alone(item, shape)]
+    for i, a in enumerate(items):
+        reasons += [why for b in items[i + 1 :] for why in _together(a, b, shape)]
+    return list(dict.fromkeys(reasons))
+
+
+def _alone(item: Item, shape: Shape) -> list[str]:
+    m = item.method
+    reasons = [f"{m.slug}: {why}" for why in m.check(shape)]
+    if item.first >= shape.layers or (item.last is not None and item.last >= shape.layers):
+        reasons.append(f"{item} names layers that this model of {shape.layers} layers does not have.")
+    elif item.last is not None and item.last < item.first:
+        reasons.append(f"{item} ends before it begins.")
+    if not item.everywhere and not isinstance(m, LAYERED):
+        reasons.append(f"{m.slug} serves the whole model and can't be limited to some layers.")
+    if isinstance(m, LAYERED) and all(shape.windows):
+        reasons.append(f"{m.slug} has nothing to serve: every layer of this model is a sliding window.")
+    return reasons
+
+
+def _together(a: Item, b: Item, shape: Shape) -> list[str]:
+    if not any(a.serves(layer) and b.serves(layer) for layer in range(shape.layers)):
+        return []
+    reasons = [
+        f"{seat.__name__} takes one method, got {a.method.slug} and {b.method.slug}."
+        for seat in SEATS
+        if not seat.many and isinstance(a.method, seat) and isinstance(b.method, seat)
+    ]
+    try:
+        a.method.needs().merge(b.method.needs())
+    except PlanError as error:
+        reasons += [f"{a.method.slug} and {b.method.slug} don't fit: {why}" for why in error.reasons]
+    return reasons

@@ -1,0 +1,300 @@
+"""The seats. Each is a small class with one verb; a method fills one or more of them and the engine calls nothing else.
+
+Shape letters: B requests, N new tokens, T stored tokens, H query heads, R rows (requests x KV heads), D head dim, P pages,
+W tokens of a page, M model width, V vocabulary. Tensors are fp32 unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from .method import Method
+from .values import Blocks, Rows, Shape, Step
+from .values.flow import Ask, Choice, Flow, Want
+from .values.step import Phase
+
+if TYPE_CHECKING:
+    from .values.packed import Packed
+
+
+@dataclass(frozen=True)
+class Field:
+    """One stored tensor of a page: its shape per page and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Store(Protocol):
+    """Where pages live, as a method sees it: `store[name]` is the tensor [pages, *field shape]."""
+
+    page: int
+
+    def __getitem__(self, name: str) -> Tensor: ...
+
+
+class View(Protocol):
+    """What a method may look at, read-only. A need that was not declared raises an error that names it."""
+
+    layer: int
+    shape: Shape
+    step: Step
+    rows: Rows
+
+    @property
+    def queries(self) -> Tensor:
+        """The last `Needs.queries` query vectors of one request, [H, n, D]."""
+        ...
+
+    @property
+    def mass(self) -> Tensor:
+        """Attention mass that each settled token of one request drew in this step, [R, T]."""
+        ...
+
+    def keys(self) -> Tensor:
+        """All keys of one request that this layer holds, settled ones first, [R, T, D]."""
+        ...
+
+    def summary(self, name: str) -> Tensor:
+        """A settled page's summary field, [pages, ...]."""
+        ...
+
+    def note(self, method: Method) -> dict[str, Tensor | int | float]:
+        """The notebook of one request that belongs to the method; it lives as long as the request."""
+        ...
+
+    def count(self, method: Method, **amounts: float) -> None:
+        """Add to the counters that prove what the method did."""
+        ...
+
+
+class RequestMemory(Protocol):
+    """What a flow may do with a request's memory."""
+
+    seen: int
+
+    def truncate(self, upto: int) -> None: ...
+    def fork(self) -> RequestMemory: ...
+    def adopt(self, other: RequestMemory, since: int) -> None: ...
+    def free(self) -> None: ...
+
+
+class Request(Protocol):
+    """What a flow may touch of its request."""
+
+    prompt: list[int]
+    chunk: int
+    memory: RequestMemory
+
+    @property
+    def want(self) -> Want: ...
+    def ask(self, ids: list[int], phase: Phase, memory: RequestMemory | None = None, want: Want = "last") -> Ask[RequestMemory]: ...
+    def pick(self, reply: Tensor) -> Choice: ...
+    def draft(self, methods: tuple[Method, ...]) -> RequestMemory: ...
+    def count(self, method: Method, **amounts: float) -> None: ...
+
+
+class Role:
+    """A seat. `many`: whether several methods may sit on it, in the order of the recipe."""
+
+    many: ClassVar[bool] = False
+
+
+class Prompt(Role):
+    many = True
+
+    def rewrite(self, messages: list[dict[str, str]], count: Callable[[str], int]) -> list[dict[str, str]]:
+        """A shorter prompt. `count` says how many tokens a text has."""
+        raise NotImplementedError
+
+
+class Reuse(Role):
+    def lookup(self, ids: tuple[int, ...]) -> object | None:
+        """The stored memory of the longest known prefix of ids, or None."""
+        raise NotImplementedError
+
+    def store(self, ids: tuple[int, ...], memory: object) -> None:
+        """Remember the memory of ids."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Keys at distance near <= pos_q - pos_k < far are seen with the query at position `query` and the key at `key`."""
+
+    near: int
+    far: int | None
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
+
+
+class Position(Role):
+    """Needs(keys="bare"): keys are stored without rotation and rotated on read, once for each frame."""
+
+    def frames(self) -> tuple[Frame, ...]:
+        """Disjoint frames that cover every distance."""
+        raise NotImplementedError
+
+    def reach(self, context: int) -> int:
+        """The longest sequence that a model with this context can read."""
+        raise NotImplementedError
+
+
+class Ingest(Role):
+    def flow(self, request: Request) -> Flow:
+        """How the prompt is prefilled: yields Asks, ends with the reply to the last one."""
+        raise NotImplementedError
+
+
+class Pattern(Role):
+    def blocks(self, q: Tensor, view: View) -> Blocks | None:
+        """Which key blocks one request's prefill chunk q [N, H, D] reads; None: all (dense). Key blocks count the layer's
+        tokens in stored order."""
+        raise NotImplementedError
+
+
+class Prune(Role):
+    many = True
+
+    def survivors(self, x: Tensor, view: View) -> Tensor | None:
+        """Ascending indices into one request's chunk x [N, M] that go on to the later layers; None: all."""
+        raise NotImplementedError
+
+
+class Skip(Role):
+    def skip(self, layer: int, x: Tensor, step: Step) -> bool:
+        """Whether this layer is left out of the step (its keys and values are still written)."""
+        raise NotImplementedError
+
+
+class Admit(Role):
+    many = True
+
+    def admit(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Tensor:
+        """Which tokens may settle: bool [R, T] for k, v [R, T, D] and pos int64 [R, T] of one request."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays: per row ascending indices into the candidates. Merged entries replace k and v there and carry a log-weight."""
+
+    index: tuple[Tensor, ...]
+    k: tuple[Tensor, ...] | None = None
+    v: tuple[Tensor, ...] | None = None
+    weight: tuple[Tensor, ...] | None = None
+
+
+class Evict(Role):
+    many = True
+    merges: ClassVar[bool] = False
+    """Whether it returns merged entries with log-weights."""
+
+    def due(self, step: Step) -> bool:
+        """Whether eviction runs now: after the prompt's last chunk, after every chunk, or also while decoding."""
+        return step.phase == "prefill" and step.final[0]
+
+    def peak(self, tokens: int, chunk: int) -> int:
+        """The most raw tokens a row holds before eviction runs, for a prompt of so many tokens read in chunks."""
+        return tokens
+
+    def keep(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Kept:
+        """What stays of one request's candidates k, v [R, T, D]; pos int64 [R, T] is -1 where a shorter row is padded."""
+        raise NotImplementedError
+
+
+class Encode(Role):
+    def fields(self, shape: Shape, page: int) -> dict[str, Field]:
+        """What is stored for a page of one KV head."""
+        raise NotImplementedError
+
+    def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, layer: int) -> None:
+        """Store whole pages: k [S, D, W] and v [S, W, D] of which the first fill[s] tokens count, at pages int64 [S]."""
+        raise NotImplementedError
+
+    def read(self, store: Store, pages: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Pages int64 [S] decoded: k [S, D, W], v [S, W, D]."""
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, layer: int, shape: Shape) -> tuple[Tensor, Tensor] | None:
+        """Fused attention over the codes: (out [N, H', D], lse [N, H']), or None to have the pages read and attended raw."""
+        return None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which stored tokens the queries of a step see: request b has queries spans[b]:spans[b+1]; query n sees the in-row
+    indices lo[n] to hi[n] (int32 [N]; None: from the row's start, to its end)."""
+
+    spans: tuple[int, ...]
+    lo: Tensor | None = None
+    hi: Tensor | None = None
+
+
+class Place(Role):
+    home: ClassVar[str] = "device"
+    """The tier where settled pages live: device, host or disk."""
+    ahead: ClassVar[int] = 0
+    """How many parts are fetched before they are needed."""
+
+    def parts(self, heads: int, view: View) -> Iterator[tuple[int, int]]:
+        """Ranges of KV heads that are attended one after another; each is fetched to the device, attended, merged."""
+        raise NotImplementedError
+
+
+class Select(Role):
+    def fields(self, shape: Shape, page: int) -> dict[str, Field]:
+        """The summary that is kept of every settled page."""
+        raise NotImplementedError
+
+    def summarise(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor) -> None:
+        """Write the summary of pages int64 [S] whose keys are k [S, D, W], the first fill[s] tokens of each."""
+        raise NotImplementedError
+
+    def select(self, q: Tensor, rows: Rows, view: View) -> Rows:
+        """What the queries q [N, H, D] of this decode step read, at most all of rows."""
+        raise NotImplementedError
+
+
+class Weights(Role):
+    def pack(self, name: str, w: Tensor) -> Packed | None:
+        """The packed form of a float matrix, or None to leave it to the loader."""
+        raise NotImplementedError
+
+
+class Head(Role):
+    def sample(self, h: Tensor, head: Packed, temperature: Tensor, seed: Tensor, offset: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+        """Draw tokens int64 [B] and their log-probabilities [B] from the final states h [B, M]."""
+        raise NotImplementedError
+
+
+class Decode(Role):
+    def flow(self, request: Request, reply: Tensor) -> Flow:
+        """How tokens are drawn after the prompt, from its last reply on: yields Asks and Emits."""
+        raise NotImplementedError
+
+
+class Review(Role):
+    many = True
+
+    def review(self, request: Request) -> Flow:
+        """Extra passes between the prompt and the first token."""
+        raise NotImplementedError
+
+
+class Stop(Role):
+    many = True
+
+    def done(self, tokens: tuple[int, ...], text: str) -> bool:
+        """Whether the answer is complete."""
+        raise NotImplementedError
+
+
+SEATS: tuple[type[Role], ...] = (
+    Prompt, Reuse, Position, Ingest, Pattern, Prune, Skip, Admit, Evict, Encode, Place, Select, Weights, Head, Decode, Review, Stop,
+)  # fmt: skip
