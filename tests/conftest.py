@@ -1,0 +1,20 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The built-in model's file. Tests that use it carry the marker `real`."""
+    from longspool.model.pull import place
+
+    path = place("smollm2")
+    if not path.is_file():
+        pytest.fail(
+            f"The built-in model is not at {path}: run `longspool pull smollm2` first (`make test` does), or deselect with -m 'not real'."
+        )
+    return path
