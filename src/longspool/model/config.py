@@ -68,7 +68,7 @@ class Family:
 def dense(raw: Raw, name: str, kinds: Sequence[str] | None = None) -> Config:
     """What most decoders share. `kinds` are the layers' types where some may slide; none given, every layer sees everything."""
     layers, heads, width = raw.count("num_hidden_layers"), raw.count("num_attention_heads"), raw.count("hidden_size")
-    head_dim = raw.count("head_dim", width // heads)
+    head_dim = raw.count("head_dim", width // max(heads, 1))
     kv_heads = raw.count("num_key_value_heads", heads)
     if min(layers, heads, kv_heads, head_dim, width) < 1 or heads % kv_heads:
         raise ModelError(

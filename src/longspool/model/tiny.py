@@ -20,6 +20,7 @@ def tiny(family: str = "llama", seed: int = 0, **over: object) -> Model:
         "head_dim": 16,
         "query_pre_attn_scalar": 16,
         "sliding_window": 32,
+        "sliding_window_pattern": 3,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,
     }
