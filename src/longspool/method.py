@@ -83,6 +83,9 @@ class Method:
     question: ClassVar[bool] = False
     """Whether its choices depend on the question, so that a second question may miss what the first evicted."""
 
+    example: ClassVar[str] = ""
+    """A recipe that makes one, where the bare name does not (wrappers)."""
+
     def needs(self) -> Needs:
         return Needs()
 

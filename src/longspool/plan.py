@@ -89,6 +89,8 @@ class Plan:
     items: tuple[Item, ...]
     shape: Shape
     dtype: torch.dtype = torch.float16
+    recent: int = 0
+    """Newest tokens that stay raw whatever the methods need."""
 
     @functools.cached_property
     def layers(self) -> tuple[LayerPlan, ...]:
@@ -96,7 +98,7 @@ class Plan:
         out = []
         for layer, window in enumerate(self.shape.windows):
             on = tuple(i.method for i in self.items if i.serves(layer) and not (window and isinstance(i.method, LAYERED)))
-            needs = functools.reduce(Needs.merge, (m.needs() for m in on), Needs())
+            needs = functools.reduce(Needs.merge, (m.needs() for m in on), Needs(recent=self.recent))
             plan = LayerPlan(on, needs, self.dtype, window)
             out.append(made.setdefault(plan, plan))
         return tuple(out)
@@ -127,14 +129,14 @@ class Plan:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.items, self.shape, self.dtype))
+        return hash((self.items, self.shape, self.dtype, self.recent))
 
 
-def resolve(items: tuple[Item, ...], shape: Shape, dtype: torch.dtype = torch.float16) -> Plan:
+def resolve(items: tuple[Item, ...], shape: Shape, dtype: torch.dtype = torch.float16, recent: int = 0) -> Plan:
     """Check a recipe against a model. Raises one PlanError with every problem and the nearest sound recipe."""
     reasons = _problems(items, shape)
     if not reasons:
-        return Plan(items, shape, dtype)
+        return Plan(items, shape, dtype, recent)
     sound: tuple[Item, ...] = ()
     for item in items:
         if not _problems((*sound, item), shape):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .method import Method
 from .values import Blocks, Rows, Shape, Step
+from .values.budget import Measure
 from .values.flow import Ask, Choice, Flow, Want
 from .values.step import Phase
 
@@ -52,6 +53,21 @@ class View(Protocol):
         ...
 
     @property
+    def measure(self) -> Measure:
+        """What turns a budget into tokens per row."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """Newest tokens of one request that stay in the recent zone whatever is evicted now."""
+        ...
+
+    @property
+    def stored(self) -> int:
+        """Tokens that the longest row of one request holds, this step's included."""
+        ...
+
+    @property
     def mass(self) -> Tensor:
         """Attention mass that each settled token of one request drew in this step, [R, T]."""
         ...
@@ -84,8 +100,18 @@ class RequestMemory(Protocol):
     def free(self) -> None: ...
 
 
+class Draws(Protocol):
+    """A request's sampler: what it draws depends on its seed and on how many tokens were committed."""
+
+    def pick(self, logits: Tensor) -> Choice: ...
+    def commit(self, token: int) -> None: ...
+    def fork(self) -> Draws: ...
+
+
 class Request(Protocol):
     """What a flow may touch of its request."""
+
+    sampler: Draws
 
     prompt: list[int]
     chunk: int
@@ -95,7 +121,7 @@ class Request(Protocol):
     def want(self) -> Want: ...
     def ask(self, ids: list[int], phase: Phase, memory: RequestMemory | None = None, want: Want = "last") -> Ask[RequestMemory]: ...
     def pick(self, reply: Tensor) -> Choice: ...
-    def draft(self, methods: tuple[Method, ...]) -> RequestMemory: ...
+    def draft(self, methods: tuple[Method, ...], recent: int) -> RequestMemory: ...
     def count(self, method: Method, **amounts: float) -> None: ...
 
 

@@ -139,9 +139,9 @@ class Request:
         """An Ask for tokens that follow what the memory (by default the request's) has seen."""
         return ask(self, ids, phase, memory, want)
 
-    def draft(self, methods: tuple[Method, ...]) -> Memory:
-        """A memory of the same tokens under other methods; whoever asks for it frees it."""
-        plan = resolve(tuple(Item(m) for m in methods), self.plan.shape, self.plan.dtype)
+    def draft(self, methods: tuple[Method, ...], recent: int) -> Memory:
+        """A memory of the same tokens under other methods, `recent` of them raw; whoever asks for it frees it."""
+        plan = resolve(tuple(Item(m) for m in methods), self.plan.shape, self.plan.dtype, recent)
         return self.memory.refit(plan, self.last_step)
 
     def count(self, method: Method, **amounts: float) -> None:

@@ -65,6 +65,12 @@ class LayerView:
         """Newest tokens that stay in the recent zone whatever is evicted now."""
         return self._own.held
 
+    @property
+    def stored(self) -> int:
+        """Tokens that the longest row holds, this step's included."""
+        settled = self._own.settled
+        return len(self._own.pos) + (int(settled.length.max()) if settled is not None else 0)
+
     def keys(self) -> Tensor:
         """All keys that this layer holds, settled ones first, [R, T, D]."""
         return self._own.keys()
