@@ -22,8 +22,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from longspool.engine.sampler import Choice, Sampler, Sampling, _race
+from longspool.engine.sampler import Sampler, Sampling, _race
 from longspool.errors import LongspoolError
+from longspool.values.flow import Choice
 
 V = 1000
 PROMPT = [5, 17, 17, 400, 999]

@@ -1,4 +1,4 @@
-"""From logits to a token: one request's wishes (`Sampling`), its state (`Sampler`) and one outcome (`Choice`).
+"""From logits to a token: one request's wishes (`Sampling`) and the state of one answer (`Sampler`).
 
 Logits pass, in this order, through bias, repetition penalty, presence and frequency penalty, temperature, top-k, top-p, min-p.
 Log-probabilities are those of the model itself: the log-softmax of the logits before any of these.
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LongspoolError
+from ..values.flow import Choice
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -115,15 +116,6 @@ def _senseless(s: Sampling) -> Iterator[str]:
         yield "logit_bias names a token twice."
     if any(math.isnan(bias) or bias == math.inf for _, bias in s.logit_bias):
         yield "logit_bias values must be finite numbers, or -inf to ban a token."
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A token. `logprob` and `top` (token, logprob; best first) are filled where `Sampling.logprobs` asks for them."""
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class Sampler:
