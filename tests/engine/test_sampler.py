@@ -126,7 +126,7 @@ def test_the_cases_above_tell_the_order_of_the_filters() -> None:
     seed=st.integers(0, 2**31),
     temperature=st.floats(0.1, 5.0),
     top_k=st.integers(0, 60),
-    top_p=st.floats(0.01, 1.0),
+    top_p=st.floats(0.01, 0.999) | st.just(1.0),
     min_p=st.floats(0.0, 0.5),
 )
 def test_any_filters_equal_those_of_transformers(seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
@@ -425,6 +425,7 @@ def test_infinite_logits_and_bans_of_everything_are_refused() -> None:
         ({"logprobs": -1}, "logprobs=-1 must be None (off), or how many of the best tokens to report."),
         ({"stop": "END"}, "stop='END' must be a tuple, for example ('###',)."),
         ({"stop": ("a", "")}, "stop=('a', '') must not hold an empty string"),
+        ({"stop": (2,)}, "stop=(2,) must hold strings only; token ids go into stop_tokens."),
         ({"stop_tokens": [2]}, "stop_tokens=[2] must be a tuple"),
         ({"logit_bias": {7: 1.0}}, "logit_bias={7: 1.0} must be a tuple"),
         ({"logit_bias": ((7, 1.0), (7, 2.0))}, "logit_bias names a token twice."),

@@ -91,6 +91,8 @@ def _mistyped(s: Sampling) -> Iterator[str]:
     for name, example in (("stop", "('###',)"), ("stop_tokens", "(2,)"), ("logit_bias", "((7, -1.5), (9, 2.0))")):
         if not isinstance(getattr(s, name), tuple):
             yield f"{name}={getattr(s, name)!r} must be a tuple, for example {example}."
+    if isinstance(s.stop, tuple) and not all(isinstance(stop, str) for stop in s.stop):
+        yield f"stop={s.stop!r} must hold strings only; token ids go into stop_tokens."
 
 
 def _senseless(s: Sampling) -> Iterator[str]:
