@@ -11,6 +11,7 @@ from ..errors import LongspoolError, OutOfMemory
 from ..kernels import rope
 from ..memory import Memory, Pools
 from ..model.build import Model
+from ..plan import Plan
 from ..values.packed import Packed
 from .estimate import growth, need
 from .forward import forward
@@ -52,9 +53,9 @@ class Engine:
         if request.state is not State.DONE:
             request.end("cancelled")
 
-    def memory(self, request: Request) -> Memory:
-        """An empty memory under the request's plan."""
-        return Memory(request.plan, self.pools, self._rotates)
+    def empty(self, plan: Plan) -> Memory:
+        """An empty memory under a plan."""
+        return Memory(plan, self.pools, self._rotates)
 
     @property
     def busy(self) -> bool:
@@ -98,7 +99,7 @@ class Engine:
             if self.running and promised + own > self.budget:
                 return
             self.waiting.popleft()
-            request.begin(self.memory(request), self._head)
+            request.begin(self.empty(request.plan), self._head)
             request.chunk = self._chunk(request)
             self.running.append(request)
             self._advance(request, None)

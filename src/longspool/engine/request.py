@@ -13,9 +13,10 @@ from torch import Tensor
 from ..memory import Memory
 from ..method import Method
 from ..plan import Item, Plan, resolve
-from ..roles import Decode, Head, Ingest, Review
+from ..roles import Decode, Head, Ingest, Reuse, Review, Stop
 from ..values.step import Phase, Step
 from ..values.flow import Ask, Choice, Emit, Flow, Want
+from .answer import Answer
 from .flow import ask, chunked, sampled
 from .sampler import Sampler, Sampling
 
@@ -44,8 +45,17 @@ class Clock:
 class Request:
     """A prompt on its way to an answer. The engine drives `flow`; tokens land in `choices`."""
 
-    def __init__(self, prompt: list[int], plan: Plan, sampling: Sampling, stops: frozenset[int], vocab: int, index: int = 0) -> None:
-        self.prompt, self.plan, self.sampling, self.index = list(prompt), plan, sampling, index
+    def __init__(
+        self,
+        prompt: list[int],
+        plan: Plan,
+        sampling: Sampling,
+        stops: frozenset[int],
+        vocab: int,
+        index: int = 0,
+        answer: Answer | None = None,
+    ) -> None:
+        self.prompt, self.plan, self.sampling, self.index, self.answer = list(prompt), plan, sampling, index, answer
         self.asked = len(prompt)
         self.stops = frozenset(sampling.stop_tokens) | (frozenset() if sampling.ignore_eos else stops)
         self.sampler = Sampler(sampling, prompt, vocab, index)
@@ -53,10 +63,11 @@ class Request:
         self.state, self.finish, self.error = State.WAITING, None, None
         self.clock = Clock()
         self.siblings: list[Request] = []
-        self.preempted = 0
+        self.preempted = self.reused = 0
         self.chunk = 2048
         self.memory: Memory
         self.actions: dict[str, dict[str, float]] = {}
+        self.held: dict[str, int] = {}
         self.finish: Finish | None
         self.error: Exception | None
         self.pending: Ask[Memory] | None = None
@@ -70,8 +81,12 @@ class Request:
 
     def begin(self, memory: Memory, head: HeadDraw) -> None:
         """Start, or start again, on an empty memory; tokens that are already out belong to the prompt now."""
-        self.memory, self._head = memory, head
+        self._head = head
         self.prompt = self.prompt[: self.asked] + [c.token for c in self.choices]
+        reuse = self.plan.one(Reuse)
+        known = reuse.lookup(tuple(self.prompt)) if reuse else None
+        self.memory = memory if known is None else known.fork()  # type: ignore[attr-defined]
+        self.reused = self.memory.seen
         self.flow, self.state = self._life(None), State.RUNNING
 
     def branch(self, memory: Memory, head: HeadDraw, reply: Tensor) -> None:
@@ -88,6 +103,8 @@ class Request:
                 reply = (yield from review.review(self)) or reply  # type: ignore[arg-type,misc,assignment]
             assert reply is not None
             self._reply = reply
+            if reuse := self.plan.one(Reuse):
+                reuse.store(tuple(self.prompt), self.memory.fork())
         decode = self.plan.one(Decode)
         yield from decode.flow(self, reply) if decode else sampled(self, reply)
 
@@ -129,11 +146,23 @@ class Request:
                 self.finish = "stop"
             else:
                 self.choices.append(choice)
-                if len(self.choices) >= self.sampling.max_tokens:
+                if self._complete(choice.token):
+                    self.finish = "stop"
+                elif len(self.choices) >= self.sampling.max_tokens:
                     self.finish = "length"
             if self.finish:
                 return False
         return True
+
+    def _complete(self, token: int) -> bool:
+        """Whether a stop string or a Stop method ends the answer with this token."""
+        if self.answer is not None and self.answer.push(token):
+            return True
+        stops = self.plan.chain(Stop)
+        if not stops:
+            return False
+        tokens, text = tuple(c.token for c in self.choices), self.answer.text if self.answer else ""
+        return any(method.done(tokens, text) for method in stops)
 
     def ask(self, ids: list[int], phase: Phase, memory: Memory | None = None, want: Want = "last") -> Ask[Memory]:
         """An Ask for tokens that follow what the memory (by default the request's) has seen."""
@@ -155,7 +184,10 @@ class Request:
             self.flow.close()
             self.flow = None
             self.actions = {name: dict(c) for name, c in self.memory.actions.items()}
+            self.held = self.memory.tiers()
             self.memory.free()
+        if self.answer is not None:
+            self.answer.close()
         self.finish, self.error, self.pending = self.finish or finish, error, None
         self.state = State.DONE
 
@@ -179,5 +211,6 @@ class HeadDraw:
         head, sampler = request.plan.one(Head), request.sampler
         assert head is not None
         temperature = torch.tensor([request.sampling.temperature], dtype=torch.float32)
-        token, logprob = head.sample(state[-1:], self.weights, temperature, torch.tensor([sampler.seed]), torch.tensor([sampler.drawn]), self.cap)  # type: ignore[arg-type]
+        request.count(head, draws=1)  # type: ignore[arg-type]
+        token, logprob = head.sample(state[-1:], self.weights, temperature, torch.tensor([sampler.stream]), torch.tensor([sampler.drawn]), self.cap)  # type: ignore[arg-type]
         return Choice(int(token[0]), float(logprob[0]))

@@ -39,15 +39,17 @@ def _one(memory: LayerMemory, q: Tensor, step: Step, position: Position) -> Tens
     shape, heads = memory.shape, []
     for first, last, zones in _uniform(memory):
         part = q[:, first * shape.group : last * shape.group].contiguous()
-        parts = [_frame(memory, part, step, frame, zone) for frame in position.frames() for zone in zones]
+        parts = [_frame(memory, part, step, position, frame, zone) for frame in position.frames() for zone in zones]
         heads.append(merge([o for o, _ in parts], [s for _, s in parts])[0])
     return torch.cat(heads, 1)
 
 
-def _frame(memory: LayerMemory, q: Tensor, step: Step, frame: Frame, zone: Bare) -> tuple[Tensor, Tensor]:
+def _frame(memory: LayerMemory, q: Tensor, step: Step, position: Position, frame: Frame, zone: Bare) -> tuple[Tensor, Tensor]:
     s = memory.shape
     hi = torch.searchsorted(zone.order, step.pos - frame.near, right=True).to(torch.int32)
     lo = None if frame.far is None else torch.searchsorted(zone.order, step.pos - frame.far, right=True).to(torch.int32)
+    if frame.near:
+        memory.count(position, far_keys=float((hi.long() - (0 if lo is None else lo)).sum()) * (zone.rows.count))
     k = _rotated(memory, zone.k, frame.key(zone.pos))
     turned = memory.rotate(q, frame.query(step.pos)) if memory.rotate else q
     return attend_rows(turned, k, zone.v, zone.rows.table, zone.rows.length, step.spans, lo, hi, s.scale, softcap=s.softcap, weight=zone.weight)

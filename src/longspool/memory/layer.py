@@ -164,7 +164,7 @@ class LayerMemory:
             before = int((pos >= 0).sum())
             kept = method.keep(k, v, pos, view)
             k, v, pos, weight = _apply(kept, k, v, pos, weight)
-            self._count(method, candidates=before, evicted=before - int((pos >= 0).sum()))
+            self.count(method, candidates=before, evicted=before - int((pos >= 0).sum()))
         self.settled.truncate(0)
         self._append([(k[r, : int(m)], v[r, : int(m)], pos[r, : int(m)], None if weight is None else weight[r, : int(m)]) for r, m in enumerate((pos >= 0).sum(1))])
 
@@ -186,7 +186,7 @@ class LayerMemory:
         ok = torch.ones(pos.shape, dtype=torch.bool)
         for method in self.plan.chain(Admit):
             mine = method.admit(k, v, pos, view)
-            self._count(method, seen=mine.numel(), dropped=int((ok & ~mine).sum()))
+            self.count(method, seen=mine.numel(), dropped=int((ok & ~mine).sum()))
             ok = ok & mine
         return [(k[r, m], v[r, m], pos[r, m], None) for r, m in enumerate(ok)]
 
@@ -233,13 +233,13 @@ class LayerMemory:
     def _pos_rows(self, n: int) -> Tensor:
         return torch.from_numpy(self.pos.array(n)).expand(self.shape.kv_heads, n)
 
-    def _count(self, method: object, **amounts: float) -> None:
+    def count(self, method: object, **amounts: float) -> None:
         for name, amount in amounts.items():
             self.actions[method.slug][name] += amount  # type: ignore[attr-defined]
 
     def _count_encoded(self, tokens: int) -> None:
         if method := self.plan.one(Encode):
-            self._count(method, tokens=tokens)
+            self.count(method, tokens=tokens)
 
     # ---- life
 

@@ -76,6 +76,15 @@ class Memory:
         """Live bytes of the pages, tables, positions and kept queries of this request; a shared page counts in full."""
         return sum(layer.bytes for layer in self.layers)
 
+    def tiers(self) -> dict[str, int]:
+        """Live bytes by tier."""
+        held = {"device": self.bytes, "host": 0, "disk": 0}
+        for layer in self.layers:
+            if layer.settled is not None and layer.settled.pool.tier != "device":
+                held[layer.settled.pool.tier] += layer.settled.bytes
+                held["device"] -= layer.settled.bytes
+        return held
+
     def check(self) -> None:
         """Raise AssertionError where tables, lengths, positions and owners don't fit together."""
         for layer in self.layers:

@@ -1,0 +1,99 @@
+"""What a run reports: the answer, the clock, the bytes, and the counters that prove what each method did."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from dataclasses import asdict, dataclass, field
+
+from . import kernels
+from .engine.request import Finish, Request
+from .memory import Ledger, dense_bytes
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of one request's memory when it ended, the peak of the device tier while it ran, and the process's peak."""
+
+    kv_bytes: int
+    kv_peak_bytes: int
+    kv_dense_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    rss_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The facts of one answer. Times are in seconds, speeds in tokens a second."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: Finish
+    ttft_s: float
+    prefill_tok_s: float
+    decode_tok_s: float
+    memory: Bytes
+    recipe: str
+    actions: dict[str, dict[str, float]]
+    kernels: dict[str, str]
+    seed: int
+    reused_tokens: int = 0
+    preempted: int = 0
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Result:
+    """An answer: its text, its tokens, and the report. `logprobs` holds (logprob, ((token, logprob), ...)) where asked for."""
+
+    text: str
+    tokens: tuple[int, ...]
+    report: Report
+    logprobs: tuple[tuple[float | None, tuple[tuple[int, float], ...]], ...] = field(default=(), repr=False)
+
+
+def result(request: Request, ledger: Ledger) -> Result:
+    """What came of a request that is done."""
+    first = request.clock.first_token or request.clock.now()
+    last = request.clock.last_token or first
+    count, prompt = len(request.choices), request.asked
+    report = Report(
+        prompt_tokens=prompt,
+        completion_tokens=count,
+        finish_reason=request.finish or "error",
+        ttft_s=first,
+        prefill_tok_s=(prompt - request.reused) / first if first else 0.0,
+        decode_tok_s=(count - 1) / (last - first) if last > first and count > 1 else 0.0,
+        memory=_bytes(request, ledger),
+        recipe=str(request.plan),
+        actions=request.actions,
+        kernels=kernels.picked(),
+        seed=request.sampler.seed,
+        reused_tokens=request.reused,
+        preempted=request.preempted,
+        notes=_notes(request),
+    )
+    logprobs = tuple((c.logprob, c.top) for c in request.choices) if request.sampling.logprobs is not None else ()
+    return Result(request.answer.text if request.answer else "", tuple(c.token for c in request.choices), report, logprobs)
+
+
+def _bytes(request: Request, ledger: Ledger) -> Bytes:
+    held = request.held
+    return Bytes(
+        held.get("device", 0),
+        ledger.peak["device"],
+        dense_bytes(request.plan, request.asked + len(request.choices)),
+        held.get("host", 0),
+        held.get("disk", 0),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    )
+
+
+def _notes(request: Request) -> tuple[str, ...]:
+    """A method that was asked for and did nothing is said, never hidden."""
+    idle = [m.slug for m in request.plan.methods if not any(request.actions.get(m.slug, {}).values())]
+    return tuple(f"{slug} did nothing in this run: the text was too short for it to act, or its parameters leave everything as it is." for slug in idle)
