@@ -124,7 +124,7 @@ def test_any_tokens_in_pieces_make_their_text(kind: str, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("kind", ["byte level", "byte fallback", "sentencepiece"])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_byte_tokens_in_pieces_make_their_text(kind: str, data: st.DataObject) -> None:
     """Denser trouble: bytes that begin, go on and break characters, among a few words and spaces."""
@@ -133,6 +133,15 @@ def test_byte_tokens_in_pieces_make_their_text(kind: str, data: st.DataObject) -
     some = [token for token in range(one.vocab_size) if one.decode([token]) in ("", "\n", "a", "the", " ")]
     assert len(single) >= 128 and some
     promises(one, data.draw(st.lists(st.sampled_from(single) | st.sampled_from(some), max_size=16)))
+
+
+def test_spaces_between_words_survive_a_decoder_that_drops_leading_ones() -> None:
+    """Found by chance once: sentencepiece drops every space piece at the start of what it is given."""
+    one = peer("sentencepiece")
+    word = one.encode("the")
+    space = next(token for token in range(one.vocab_size) if one.decode([*word, token]) == "the " and one.decode([token]) == "")
+    assert one.decode([space, space, *word]) == "the" and one.decode([*word, space, *word]) == "the  the"
+    promises(one, [*word, space, *word, space, space, *word])
 
 
 @pytest.mark.parametrize("kind", KINDS)

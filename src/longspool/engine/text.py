@@ -44,9 +44,10 @@ class Detokenizer:
         if len(certain) <= self._shown or not self._lasts(certain):
             return ""
         fresh, self._shown = certain[self._shown :], len(certain)
-        if certain == text:
+        # Spaces alone are no context: a decoder may drop them all, and go on dropping.
+        if certain == text and (kept := self._decode(self._window[self._context :])):
             del self._window[: self._context]
-            self._context, self._shown = len(self._window), len(self._decode(self._window))
+            self._context, self._shown = len(self._window), len(kept)
         return fresh
 
     def flush(self) -> str:
