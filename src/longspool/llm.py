@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from .values.budget import parse_bytes
 
 Text = str | Sequence[int]
 Message = dict[str, str]
+Watch = Callable[[int, int], None]
+"""Hears after every step how many of the prompt's tokens have been read, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,14 @@ class LLM:
         self.engine.run([r for r in requests if r.index == 0])
         return [self._result(r) for r in requests]
 
-    def stream(self, prompt: Text, sampling: Sampling | None = None, *, recipe: str | None = None, **wishes: object) -> Iterator[Piece]:
-        """Complete one prompt, text as it comes. Leaving the loop early cancels the request and frees its memory."""
+    def stream(
+        self, prompt: Text, sampling: Sampling | None = None, *, recipe: str | None = None, watch: Watch | None = None, **wishes: object
+    ) -> Iterator[Piece]:
+        """Complete one prompt, text as it comes. Leaving the loop early cancels the request and frees its memory, and so does an
+        error raised by `watch`."""
         (request,) = self.requests(prompt, replace(_sampling(sampling, wishes), n=1), recipe)
         self.engine.pools.ledger.mark()
-        return self._pieces(request)
+        return self._pieces(request, watch)
 
     def chat(
         self, messages: Sequence[Message], sampling: Sampling | None = None, *, recipe: str | None = None, **wishes: object
@@ -155,13 +160,15 @@ class LLM:
             raise LongspoolError(f"prefill={first} must be between 1 and the {len(checked)} tokens that are given.")
         return teacher_forced(self.engine, checked, first, plan)
 
-    def _pieces(self, request: Request) -> Iterator[Piece]:
+    def _pieces(self, request: Request, watch: Watch | None) -> Iterator[Piece]:
         shown, answer = 0, request.answer
         assert answer is not None
         try:
             self.engine.submit(request)
             while request.state is not State.DONE:
                 self.engine.step()
+                if watch is not None:
+                    watch(request.reused + request.clock.prefilled, request.asked)
                 if request.state is not State.DONE and len(answer.text) > shown:
                     yield Piece(answer.text[shown:])
                     shown = len(answer.text)
