@@ -20,10 +20,30 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_LAZY = {"LLM": "llm", "Piece": "llm", "Sampling": "engine.sampler", "Result": "report", "Report": "report", "parse": "recipe", "methods": "catalogue"}
+_LAZY = {
+    "LLM": "llm",
+    "Piece": "llm",
+    "Sampling": "engine.sampler",
+    "Result": "report",
+    "Report": "report",
+    "parse": "recipe",
+    "methods": "catalogue",
+}
 __all__ = [
-    "LLM", "LongspoolError", "MemoryFileError", "ModelError", "OutOfMemory", "Piece", "PlanError", "PromptTooLong", "Report", "Result", "Sampling", "methods", "parse",
-]  # fmt: skip
+    "LLM",
+    "LongspoolError",
+    "MemoryFileError",
+    "ModelError",
+    "OutOfMemory",
+    "Piece",
+    "PlanError",
+    "PromptTooLong",
+    "Report",
+    "Result",
+    "Sampling",
+    "methods",
+    "parse",
+]
 
 
 def __getattr__(name: str) -> object:

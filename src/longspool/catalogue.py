@@ -34,7 +34,13 @@ def _entry(name: str, cls: type[Method]) -> Entry:
     doc = _idea(cls).strip().split("\n")[0]
     seats = ", ".join(s.__name__ for s in SEATS if issubclass(cls, s))
     given = {f.name: None if f.default is dataclasses.MISSING else f.default for f in dataclasses.fields(cls)}
-    identity = cls.identity if isinstance(cls.identity, str) else f"within {cls.identity:g}" if isinstance(cls.identity, float) else _setting(name, cls)
+    identity = (
+        cls.identity
+        if isinstance(cls.identity, str)
+        else f"within {cls.identity:g}"
+        if isinstance(cls.identity, float)
+        else _setting(name, cls)
+    )
     return Entry(name, seats, cls.paper.card, cls.paper.title, cls.paper.link, identity, cls.identity == LOSSLESS, given, doc)
 
 

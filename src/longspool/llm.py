@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .engine.answer import Answer
 from .engine.engine import ALONE, Engine
-from .engine.request import Request, State
+from .engine.request import Request
 from .engine.sampler import Sampling
 from .engine.score import teacher_forced
 from .errors import LongspoolError, PromptTooLong
@@ -93,9 +93,7 @@ class LLM:
         self.engine.pools.ledger.mark()
         return self._pieces(request, watch)
 
-    def chat(
-        self, messages: Sequence[Message], sampling: Sampling | None = None, *, recipe: str | None = None, **wishes: object
-    ) -> Result:
+    def chat(self, messages: Sequence[Message], sampling: Sampling | None = None, *, recipe: str | None = None, **wishes: object) -> Result:
         """The model's answer to a conversation of {"role", "content"} messages, in its own chat format."""
         return self.generate(self.chat_ids(messages, recipe), sampling, recipe=recipe, **wishes)[0]
 
@@ -165,11 +163,11 @@ class LLM:
         assert answer is not None
         try:
             self.engine.submit(request)
-            while request.state is not State.DONE:
+            while not request.done:
                 self.engine.step()
                 if watch is not None:
                     watch(request.reused + request.clock.prefilled, request.asked)
-                if request.state is not State.DONE and len(answer.text) > shown:
+                if len(answer.text) > shown and not request.done:
                     yield Piece(answer.text[shown:])
                     shown = len(answer.text)
             yield Piece(answer.text[shown:], self._result(request))

@@ -100,12 +100,14 @@ class Method:
     def slug(self) -> str:
         return slug(type(self))
 
-    def inner(self) -> tuple[Method, ...]:
+    def wrapped(self) -> tuple[Method, ...]:
         """The methods that this one wraps."""
         found: list[Method] = []
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            found += [value] if isinstance(value, Method) else [m for m in value if isinstance(m, Method)] if isinstance(value, tuple) else []
+            found += (
+                [value] if isinstance(value, Method) else [m for m in value if isinstance(m, Method)] if isinstance(value, tuple) else []
+            )
         return tuple(found)
 
     def __str__(self) -> str:

@@ -96,4 +96,7 @@ def _bytes(request: Request, ledger: Ledger) -> Bytes:
 def _notes(request: Request) -> tuple[str, ...]:
     """A method that was asked for and did nothing is said, never hidden."""
     idle = [m.slug for m in request.plan.methods if not any(request.actions.get(m.slug, {}).values())]
-    return tuple(f"{slug} did nothing in this run: the text was too short for it to act, or its parameters leave everything as it is." for slug in idle)
+    return tuple(
+        f"{slug} did nothing in this run: the text was too short for it to act, or its parameters leave everything as it is."
+        for slug in idle
+    )

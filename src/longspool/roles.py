@@ -42,10 +42,21 @@ class Store(Protocol):
 class View(Protocol):
     """What a method may look at, read-only. A need that was not declared raises an error that names it."""
 
-    layer: int
-    shape: Shape
-    step: Step
-    rows: Rows
+    @property
+    def layer(self) -> int: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def step(self) -> Step: ...
+    @property
+    def rows(self) -> Rows:
+        """The settled rows: of one request, or of all requests of the step for a selection."""
+        ...
+
+    @property
+    def fresh(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """This step's q [N, H, D], k and v [N, Hkv, D] while the layer attends."""
+        ...
 
     @property
     def queries(self) -> Tensor:
@@ -80,11 +91,11 @@ class View(Protocol):
         """A settled page's summary field, [pages, ...]."""
         ...
 
-    def note(self, method: Method) -> dict[str, Tensor | int | float]:
+    def note(self, method: Method) -> dict[str, object]:
         """The notebook of one request that belongs to the method; it lives as long as the request."""
         ...
 
-    def count(self, method: Method, **amounts: float) -> None:
+    def count(self, method: object, **amounts: float) -> None:
         """Add to the counters that prove what the method did."""
         ...
 
@@ -111,18 +122,21 @@ class Draws(Protocol):
 class Request(Protocol):
     """What a flow may touch of its request."""
 
-    sampler: Draws
-
-    prompt: list[int]
-    chunk: int
-    memory: RequestMemory
+    @property
+    def prompt(self) -> list[int]: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def memory(self) -> RequestMemory: ...
+    @property
+    def sampler(self) -> Draws: ...
 
     @property
     def want(self) -> Want: ...
     def ask(self, ids: list[int], phase: Phase, memory: RequestMemory | None = None, want: Want = "last") -> Ask[RequestMemory]: ...
-    def pick(self, reply: Tensor) -> Choice: ...
+    def pick(self, reply: object) -> Choice: ...
     def draft(self, methods: tuple[Method, ...], recent: int) -> RequestMemory: ...
-    def count(self, method: Method, **amounts: float) -> None: ...
+    def count(self, method: object, **amounts: float) -> None: ...
 
 
 class Role:

@@ -10,7 +10,9 @@ import torch
 from ..errors import LongspoolError, OutOfMemory
 from ..kernels import rope
 from ..memory import Memory, Pools
+from ..memory.layer import Rotate
 from ..model.build import Model
+from ..model.rope import Rope
 from ..plan import Plan
 from ..values.packed import Packed
 from .estimate import growth, need
@@ -30,7 +32,9 @@ class Engine:
         self.running: list[Request] = []
         self._rotates = [_rotate(block.rope) for block in model.blocks]
         weight = model.head.weight
-        self._head = HeadDraw(Packed.from_float(weight, "f32") if isinstance(weight, torch.Tensor) else weight, model.config.logit_cap or 0.0)
+        self._head = HeadDraw(
+            Packed.from_float(weight, "f32") if isinstance(weight, torch.Tensor) else weight, model.config.logit_cap or 0.0
+        )
 
     # ---- requests
 
@@ -67,15 +71,15 @@ class Engine:
         """One pass over what runs; returns the requests that ended in it."""
         self._admit()
         batch = self._batch()
-        done = [r for r in self.running if r.state is State.DONE]
+        done = [r for r in self.running if r.done]
         if batch:
             for request in self.running:
                 request.chunk = self._chunk(request)
             replies = forward(self.model, [r.pending for r in batch if r.pending])
             for request, reply in zip(batch, replies, strict=True):
                 self._advance(request, reply)
-        done += [r for r in self.running if r.state is State.DONE and r not in done]
-        self.running = [r for r in self.running if r.state is not State.DONE]
+        done += [r for r in self.running if r.done and r not in done]
+        self.running = [r for r in self.running if not r.done]
         return done
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -84,7 +88,7 @@ class Engine:
         try:
             for request in mine:
                 self.submit(request)
-            while any(r.state is not State.DONE for r in mine):
+            while any(not r.done for r in mine):
                 self.step()
         finally:
             for request in mine:
@@ -161,9 +165,8 @@ class Engine:
             self._advance(twin, None)
 
 
-def _rotate(embedding):  # type: ignore[no-untyped-def]
+def _rotate(embedding: Rope | None) -> Rotate | None:
     """x [N, A, D] turned at positions [N] by a layer's rotary embedding; None for a layer without one."""
     if embedding is None:
         return None
     return lambda x, pos: rope(x, *embedding.angles(pos, int(pos.max()) + 1 if len(pos) else 1))
-

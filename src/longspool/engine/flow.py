@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from ..memory import Memory
 from ..values import Step
-from ..values.flow import Ask, Emit, Flow, Want
+from ..values.flow import Ask, Emit, Flow
 
 if TYPE_CHECKING:
     from .request import Request
-
-
-def ask(
-    request: Request, ids: list[int], phase: Literal["prefill", "decode", "verify"], memory: Memory | None = None, want: Want = "last"
-) -> Ask:
-    """An Ask for tokens that follow what the memory has seen."""
-    memory = memory or request.memory
-    pos = torch.arange(memory.seen, memory.seen + len(ids))
-    total = max(len(request.prompt), memory.seen + len(ids))
-    return Ask(Step(torch.tensor(ids), pos, (0, len(ids)), (total,), phase, (True,)), memory, want)
 
 
 def chunked(request: Request) -> Flow:
@@ -38,8 +26,8 @@ def chunked(request: Request) -> Flow:
     return reply
 
 
-def sampled(request: Request, reply: Tensor) -> Flow:
+def sampled(request: Request, reply: object) -> Flow:
     """The default decode: draw, emit, ask for the next; one token a step."""
     while (yield Emit((choice := request.pick(reply),))):
-        reply = yield ask(request, [choice.token], "decode", want=request.want)  # type: ignore[assignment]
+        reply = yield request.ask([choice.token], "decode", want=request.want)
     return None

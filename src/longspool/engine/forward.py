@@ -162,7 +162,7 @@ def _survivors(layer: int, x: Tensor, group: Group, request: int) -> Tensor:
         view = LayerView(layer, own.shape, step, own.rows(), (own,))
         keep = method.survivors(x[group.first + alive], view)
         if keep is not None:
-            view.count(method, pruned=len(alive) - len(keep))  # type: ignore[arg-type]
+            view.count(method, pruned=len(alive) - len(keep))
             alive = alive[keep]
     return alive if len(alive) and alive[-1] == b - 1 else torch.cat([alive, torch.tensor([b - 1])])
 
@@ -179,7 +179,7 @@ def _replies(model: Model, x: Tensor, groups: list[Group], asks: Sequence[Ask[Me
         if not mine:
             continue
         h = model.final(x[torch.tensor([r for i in mine for r in rows[i]])])
-        for i, reply in zip(mine, (h if want_state else model.logits(h)).split([len(rows[i]) for i in mine]), strict=True):
+        for i, reply in zip(mine, (h if want_state else model.logits(h)).split_with_sizes([len(rows[i]) for i in mine]), strict=True):
             replies[i] = reply
     return replies
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from ..memory import Memory
 from ..method import Method
 from ..plan import Item, Plan, resolve
-from ..roles import Decode, Head, Ingest, Reuse, Review, Stop
-from ..values.step import Phase, Step
+from ..roles import Decode, Head, Ingest, RequestMemory, Reuse, Review, Stop
 from ..values.flow import Ask, Choice, Emit, Flow, Want
+from ..values.step import Phase, Step
 from .answer import Answer
-from .flow import ask, chunked, sampled
+from .flow import chunked, sampled
 from .sampler import Sampler, Sampling
 
 Finish = Literal["stop", "length", "cancelled", "error"]
@@ -60,7 +60,9 @@ class Request:
         self.stops = frozenset(sampling.stop_tokens) | (frozenset() if sampling.ignore_eos else stops)
         self.sampler = Sampler(sampling, prompt, vocab, index)
         self.choices: list[Choice] = []
-        self.state, self.finish, self.error = State.WAITING, None, None
+        self.state = State.WAITING
+        self.finish: Finish | None = None
+        self.error: Exception | None = None
         self.clock = Clock()
         self.siblings: list[Request] = []
         self.preempted = self.reused = 0
@@ -68,8 +70,6 @@ class Request:
         self.memory: Memory
         self.actions: dict[str, dict[str, float]] = {}
         self.held: dict[str, int] = {}
-        self.finish: Finish | None
-        self.error: Exception | None
         self.pending: Ask[Memory] | None = None
         self._reply: Tensor | None = None
         self.flow: Flow | None = None
@@ -78,6 +78,10 @@ class Request:
     def want(self) -> Want:
         """What the default flows ask for: a fused head draws from the final state where only the temperature matters."""
         return "state" if self.plan.one(Head) is not None and self.sampling.plain else "last"
+
+    @property
+    def done(self) -> bool:
+        return self.state is State.DONE
 
     def begin(self, memory: Memory, head: HeadDraw) -> None:
         """Start, or start again, on an empty memory; tokens that are already out belong to the prompt now."""
@@ -98,15 +102,16 @@ class Request:
         """Ingest, review, decode."""
         if reply is None:
             ingest = self.plan.one(Ingest)
-            reply = yield from ingest.flow(self) if ingest else chunked(self)  # type: ignore[arg-type,misc,assignment]
+            said = yield from ingest.flow(self) if ingest else chunked(self)
             for review in self.plan.chain(Review):
-                reply = (yield from review.review(self)) or reply  # type: ignore[arg-type,misc,assignment]
-            assert reply is not None
-            self._reply = reply
+                again = yield from review.review(self)
+                said = said if again is None else again
+            assert isinstance(said, Tensor)
+            reply = self._reply = said
             if reuse := self.plan.one(Reuse):
                 reuse.store(tuple(self.prompt), self.memory.fork())
         decode = self.plan.one(Decode)
-        yield from decode.flow(self, reply) if decode else sampled(self, reply)
+        return (yield from decode.flow(self, reply) if decode else sampled(self, reply))
 
     @property
     def last_step(self) -> Step:
@@ -119,8 +124,9 @@ class Request:
         """The reply to the prompt's last chunk, once there is one."""
         return self._reply
 
-    def pick(self, reply: Tensor) -> Choice:
+    def pick(self, reply: object) -> Choice:
         """Draw the next token from the last row of logits, or from the final state under a fused head."""
+        assert isinstance(reply, Tensor)
         choice = self._head(self, reply) if self.want == "state" else self.sampler.pick(reply[-1])
         self.sampler.commit(choice.token)
         return choice
@@ -134,6 +140,7 @@ class Request:
                 said = self.flow.send(self._take(said.choices))
         except StopIteration:
             return None
+        assert isinstance(said, Ask)
         return None if self.finish else said
 
     def _take(self, choices: tuple[Choice, ...]) -> bool:
@@ -164,19 +171,21 @@ class Request:
         tokens, text = tuple(c.token for c in self.choices), self.answer.text if self.answer else ""
         return any(method.done(tokens, text) for method in stops)
 
-    def ask(self, ids: list[int], phase: Phase, memory: Memory | None = None, want: Want = "last") -> Ask[Memory]:
+    def ask(self, ids: list[int], phase: Phase, memory: RequestMemory | None = None, want: Want = "last") -> Ask[RequestMemory]:
         """An Ask for tokens that follow what the memory (by default the request's) has seen."""
-        return ask(self, ids, phase, memory, want)
+        over = self.memory if memory is None else memory
+        end = over.seen + len(ids)
+        step = Step(torch.tensor(ids), torch.arange(over.seen, end), (0, len(ids)), (max(len(self.prompt), end),), phase, (True,))
+        return Ask(step, over, want)
 
     def draft(self, methods: tuple[Method, ...], recent: int) -> Memory:
         """A memory of the same tokens under other methods, `recent` of them raw; whoever asks for it frees it."""
         plan = resolve(tuple(Item(m) for m in methods), self.plan.shape, self.plan.dtype, recent)
         return self.memory.refit(plan, self.last_step)
 
-    def count(self, method: Method, **amounts: float) -> None:
+    def count(self, method: object, **amounts: float) -> None:
         """Counters of a flow."""
-        for name, amount in amounts.items():
-            self.memory.actions[method.slug][name] += amount
+        self.memory[0].count(method, **amounts)
 
     def end(self, finish: Finish, error: Exception | None = None) -> None:
         """Close the flow and give the memory back."""
@@ -211,6 +220,8 @@ class HeadDraw:
         head, sampler = request.plan.one(Head), request.sampler
         assert head is not None
         temperature = torch.tensor([request.sampling.temperature], dtype=torch.float32)
-        request.count(head, draws=1)  # type: ignore[arg-type]
-        token, logprob = head.sample(state[-1:], self.weights, temperature, torch.tensor([sampler.stream]), torch.tensor([sampler.drawn]), self.cap)  # type: ignore[arg-type]
+        request.count(head, draws=1)
+        token, logprob = head.sample(
+            state[-1:], self.weights, temperature, torch.tensor([sampler.stream]), torch.tensor([sampler.drawn]), self.cap
+        )  # type: ignore[arg-type]
         return Choice(int(token[0]), float(logprob[0]))

@@ -11,6 +11,9 @@ import importlib
 import importlib.util
 import os
 from types import ModuleType
+from typing import Any
+
+from torch import Tensor
 
 _PACKAGE = {"cpu": "numba", "gpu": "triton"}
 
@@ -42,15 +45,15 @@ class Op:
         self.name = name
         self.picked: dict[str, str] = {}
 
-    def __call__(self, first, *args, **kw):  # type: ignore[no-untyped-def]
+    def __call__(self, first: Tensor | list[Tensor], *args: object, **kw: object) -> Any:
         lead = first[0] if isinstance(first, list) else first
         kind = forced() or ("gpu" if lead.device.type == "cuda" else "cpu")
         if kind != "ref":
             module = _module(self.name, kind)
             why = module if isinstance(module, str) else module.can(first, *args, **kw)
-            if why is None:
+            if not isinstance(module, str) and why is None:
                 self.picked.setdefault(kind, "")
-                return module.run(first, *args, **kw)  # type: ignore[union-attr]
+                return module.run(first, *args, **kw)
             self.picked.setdefault("ref", f"{kind}: {why}")
         else:
             self.picked.setdefault("ref", "asked for by LONGSPOOL_KERNELS")

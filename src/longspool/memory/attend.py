@@ -112,7 +112,9 @@ def _settled(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -
     select, place = plan.one(Select), plan.one(Place)
     if select is not None and view.step.phase != "prefill":
         picked = select.select(q, rows, view)
-        view.count(select, tokens_read=int(picked.length.numpy().sum()), tokens_stored=int(rows.length.numpy().sum()) * picked.count // rows.count)
+        view.count(
+            select, tokens_read=int(picked.length.numpy().sum()), tokens_stored=int(rows.length.numpy().sum()) * picked.count // rows.count
+        )
         rows = picked
     if place is None:
         return [attend_store(group[0], q, group[0].store, rows, Reach(view.step.spans))]
@@ -158,7 +160,7 @@ def _fetched(memory: LayerMemory, q: Tensor, rows: Rows, lo: int, hi: int, view:
         stage[name][target] = memory.store[name][source].to(stage.device, non_blocking=True)
     table = torch.full(part.table.shape, -1, dtype=torch.int32)
     table[used] = target.to(torch.int32)
-    view.count(place, bytes_fetched=len(source) * stage.page_bytes)  # type: ignore[arg-type]
+    view.count(place, bytes_fetched=len(source) * stage.page_bytes)
     heads = q[:, lo * shape.group : hi * shape.group].contiguous()
     out = attend_store(memory, heads, stage, Rows(table, part.length, part.grain), Reach(view.step.spans))
     stage.give(pages)

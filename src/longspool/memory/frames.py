@@ -32,7 +32,9 @@ class Bare:
 
 def attend_frames(group: list[LayerMemory], q: Tensor, step: Step, position: Position) -> Tensor:
     """[N, H, D] over all requests."""
-    return torch.cat([_one(m, q[a:b], step.of(i), position) for i, (m, a, b) in enumerate(zip(group, step.spans, step.spans[1:], strict=False))])
+    return torch.cat(
+        [_one(m, q[a:b], step.of(i), position) for i, (m, a, b) in enumerate(zip(group, step.spans, step.spans[1:], strict=False))]
+    )
 
 
 def _one(memory: LayerMemory, q: Tensor, step: Step, position: Position) -> Tensor:
@@ -52,7 +54,9 @@ def _frame(memory: LayerMemory, q: Tensor, step: Step, position: Position, frame
         memory.count(position, far_keys=float((hi.long() - (0 if lo is None else lo)).sum()) * (zone.rows.count))
     k = _rotated(memory, zone.k, frame.key(zone.pos))
     turned = memory.rotate(q, frame.query(step.pos)) if memory.rotate else q
-    return attend_rows(turned, k, zone.v, zone.rows.table, zone.rows.length, step.spans, lo, hi, s.scale, softcap=s.softcap, weight=zone.weight)
+    return attend_rows(
+        turned, k, zone.v, zone.rows.table, zone.rows.length, step.spans, lo, hi, s.scale, softcap=s.softcap, weight=zone.weight
+    )
 
 
 def _rotated(memory: LayerMemory, k: Tensor, pos: Tensor) -> Tensor:

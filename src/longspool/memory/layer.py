@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import append_rows, gather_rows
+from ..method import Method
 from ..plan import LayerPlan
-from ..roles import Admit, Encode, Evict, Kept, Select
+from ..roles import Admit, Evict, Kept, Select
 from ..values import Rows, Step
 from .pool import Pool
 from .pools import Pools, encoder
@@ -18,7 +19,6 @@ from .positions import Positions
 from .tiles import Tiles, pad_rows, tile
 from .view import Counters, LayerView
 from .zone import Zone
-
 
 Rotate = Callable[[Tensor, Tensor], Tensor]
 """Rotates x [N, A, D] at positions int64 [N]; the model's rotary embedding of a layer."""
@@ -154,7 +154,7 @@ class LayerMemory:
         first = self.settled.filled
         self.settled.grow(np.full(self.shape.kv_heads, n))
         self._store(tiles, np.concatenate([self.settled.table[r, f : f + count] for r, f in enumerate(first)]))
-        self._count_encoded(n * self.shape.kv_heads)
+        self.count(self.encode, tokens=n * self.shape.kv_heads)
 
     def _resettle(self, n: int, evicts: list[Evict], view: LayerView) -> None:
         """Everything settled competes with the n tokens that are due; what is kept is written anew."""
@@ -166,7 +166,12 @@ class LayerMemory:
             k, v, pos, weight = _apply(kept, k, v, pos, weight)
             self.count(method, candidates=before, evicted=before - int((pos >= 0).sum()))
         self.settled.truncate(0)
-        self._append([(k[r, : int(m)], v[r, : int(m)], pos[r, : int(m)], None if weight is None else weight[r, : int(m)]) for r, m in enumerate((pos >= 0).sum(1))])
+        self._append(
+            [
+                (k[r, : int(m)], v[r, : int(m)], pos[r, : int(m)], None if weight is None else weight[r, : int(m)])
+                for r, m in enumerate((pos >= 0).sum(1))
+            ]
+        )
 
     def _candidates(self, n: int, view: LayerView) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Settled tokens and the n due ones that are admitted: k, v [R, T, D], pos [R, T] (-1 pads), weight [R, T] or None."""
@@ -202,9 +207,11 @@ class LayerMemory:
         if not any(len(row[2]) for row in rows):
             return
         self._store(tile(rows, page), np.concatenate([zone.table[r, first[r] : zone.filled[r]] for r in range(len(rows))]))
-        self._count_encoded(sum(len(row[2]) for row in rows))
+        self.count(self.encode, tokens=sum(len(row[2]) for row in rows))
 
-    def _with_tail(self, row: int, count: int, new: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _with_tail(
+        self, row: int, count: int, new: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The tokens of a row's partly filled last page, decoded, before its new ones."""
         assert self.settled is not None
         last = torch.tensor([int(self.settled.table[row, self.settled.length[row] // self.store.page])])
@@ -234,12 +241,10 @@ class LayerMemory:
         return torch.from_numpy(self.pos.array(n)).expand(self.shape.kv_heads, n)
 
     def count(self, method: object, **amounts: float) -> None:
-        for name, amount in amounts.items():
-            self.actions[method.slug][name] += amount  # type: ignore[attr-defined]
-
-    def _count_encoded(self, tokens: int) -> None:
-        if method := self.plan.one(Encode):
-            self.count(method, tokens=tokens)
+        """Add to the counters that prove what a method did; what is no method (the raw codec, say) counts nothing."""
+        if isinstance(method, Method):
+            for name, amount in amounts.items():
+                self.actions[method.slug][name] += amount
 
     # ---- life
 

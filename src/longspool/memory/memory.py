@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..plan import Plan
+from ..roles import RequestMemory
 from ..values import Step
 from .layer import LayerMemory, Rotate
 from .pools import Pools
@@ -22,7 +23,9 @@ class Memory:
         self.seen = 0
         self.notes: dict[str, dict[str, object]] = {}
         self.actions = counters()
-        self.layers = [LayerMemory(i, p, pools, r, self.notes, self.actions) for i, (p, r) in enumerate(zip(plan.layers, rotates, strict=True))]
+        self.layers = [
+            LayerMemory(i, p, pools, r, self.notes, self.actions) for i, (p, r) in enumerate(zip(plan.layers, rotates, strict=True))
+        ]
 
     def __getitem__(self, layer: int) -> LayerMemory:
         return self.layers[layer]
@@ -55,8 +58,9 @@ class Memory:
             new.settle(LayerView(new.layer, new.shape, step, new.rows(), (new,)))
         return twin
 
-    def adopt(self, other: Memory, since: int) -> None:
+    def adopt(self, other: RequestMemory, since: int) -> None:
         """Replace the tokens from position `since` on by the other memory's; both hold them in their recent zones."""
+        assert isinstance(other, Memory)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.truncate(since)
             mine.take_over(theirs, since)
@@ -97,4 +101,3 @@ def dense_bytes(plan: Plan, tokens: int) -> int:
     s = plan.shape
     kept = [tokens if w is None else min(tokens, w) for w in s.windows]
     return int(np.sum(kept)) * s.kv_heads * s.head_dim * 2 * 2
-

@@ -29,7 +29,7 @@ def blocks_of(memory: LayerMemory, q: Tensor, step: Step, view: LayerView) -> Bl
     blocks = pattern.blocks(q, own)
     if blocks is not None:
         keys = len(memory.pos) + int(memory.rows().length.max() if memory.settled is not None else 0)
-        own.count(pattern, **density(blocks, keys, len(q)))  # type: ignore[arg-type]
+        own.count(pattern, **density(blocks, keys, len(q)))
     return blocks
 
 
@@ -45,7 +45,11 @@ def attend_pattern(memory: LayerMemory, q: Tensor, step: Step, blocks: Blocks) -
     """[N, H, D] of one request, each zone apart and merged."""
     s, heads = memory.shape, []
     for first, last, zones in _uniform(memory):
-        mine = Blocks(blocks.index[first * s.group : last * s.group].contiguous(), blocks.count[first * s.group : last * s.group].contiguous(), blocks.size)
+        mine = Blocks(
+            blocks.index[first * s.group : last * s.group].contiguous(),
+            blocks.count[first * s.group : last * s.group].contiguous(),
+            blocks.size,
+        )
         part = q[:, first * s.group : last * s.group].contiguous()
         begin = sum(int(rows.length.max()) for _, _, rows, _ in zones) - len(q)
         parts = [_zone(memory, part, step, mine, zone, begin) for zone in zones]

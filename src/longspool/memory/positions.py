@@ -36,7 +36,7 @@ class Positions:
         known = self._known
         if isinstance(known, range):
             return np.clip(np.asarray(pos) - known.start, 0, len(known))
-        return np.searchsorted(known, pos)
+        return np.asarray(np.searchsorted(known, pos))
 
     def drop(self, count: int) -> None:
         """Forget the first tokens."""

@@ -82,7 +82,5 @@ class LayerView:
         """The request's notebook of the method, shared by all layers."""
         return self._own.notes.setdefault(method.slug, {})
 
-    def count(self, method: Method, **amounts: float) -> None:
-        for memory in self.memories[:1]:
-            for name, amount in amounts.items():
-                memory.actions[method.slug][name] += amount
+    def count(self, method: object, **amounts: float) -> None:
+        self.memories[0].count(method, **amounts)

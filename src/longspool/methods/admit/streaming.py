@@ -21,7 +21,12 @@ class Streaming(Method, Admit):
     sinks: int = 4
     window: int = 1020
 
-    paper: ClassVar[Paper] = Paper("", "Efficient Streaming Language Models with Attention Sinks", "arXiv:2309.17453", "4 sinks and 1020 recent tokens: stable to 4M tokens")
+    paper: ClassVar[Paper] = Paper(
+        "",
+        "Efficient Streaming Language Models with Attention Sinks",
+        "arXiv:2309.17453",
+        "4 sinks and 1020 recent tokens: stable to 4M tokens",
+    )
     identity: ClassVar[dict[str, object]] = {"sinks": 1 << 30}
 
     def needs(self) -> Needs:

@@ -24,7 +24,9 @@ class VeriCache(Method, Decode):
     inner: tuple[Method, ...] = field(metadata={"wraps": "many"})
     horizon: int = 16
 
-    paper: ClassVar[Paper] = Paper("S086", "VeriCache: lossless speculation on a compressed KV cache", "arXiv:2605.17613", "up to 4x throughput with identical output")
+    paper: ClassVar[Paper] = Paper(
+        "S086", "VeriCache: lossless speculation on a compressed KV cache", "arXiv:2605.17613", "up to 4x throughput with identical output"
+    )
     identity: ClassVar[str] = LOSSLESS
     example: ClassVar[str] = "vericache(snapkv)"
 
@@ -34,14 +36,20 @@ class VeriCache(Method, Decode):
     def check(self, shape: Shape) -> list[str]:
         reasons = [] if self.horizon >= 1 else [f"horizon={self.horizon} must be at least 1."]
         if not self.inner:
-            reasons.append("it drafts on a compressed memory and needs methods that compress, for example vericache(snapkv(budget=1024) + int4).")
-        reasons += [f"{m.slug} does not compress the memory and can't be drafted on." for m in self.inner if not isinstance(m, Admit | Evict | Encode | Select)]
+            reasons.append(
+                "it drafts on a compressed memory and needs methods that compress, for example vericache(snapkv(budget=1024) + int4)."
+            )
+        reasons += [
+            f"{m.slug} does not compress the memory and can't be drafted on."
+            for m in self.inner
+            if not isinstance(m, Admit | Evict | Encode | Select)
+        ]
         return reasons + [f"{m.slug}: {why}" for m in self.inner for why in m.check(shape)]
 
     def flow(self, request: Request, reply: Tensor) -> Flow:
         last = request.pick(reply)
         if not (yield Emit((last,))):
-            return
+            return None
         draft = request.draft(self.inner, self.needs().recent)
         try:
             going: object = True
@@ -50,6 +58,7 @@ class VeriCache(Method, Decode):
                 sampler, token = request.sampler.fork(), last.token
                 for _ in range(self.horizon):
                     logits = yield request.ask([token], "decode", draft)
+                    assert isinstance(logits, Tensor)
                     token = sampler.pick(logits[-1]).token
                     sampler.commit(token)
                     guesses.append(token)
@@ -62,10 +71,12 @@ class VeriCache(Method, Decode):
                 going = yield Emit(tuple(out))
         finally:
             draft.free()
+        return None
 
 
-def _accept(request: Request, logits: Tensor, guesses: list[int]) -> list[Choice]:
+def _accept(request: Request, logits: object, guesses: list[int]) -> list[Choice]:
     """The verifier's tokens up to and including the first that differs from its guess."""
+    assert isinstance(logits, Tensor)
     out = []
     for row, guess in zip(logits, [*guesses, None], strict=True):
         out.append(request.pick(row[None]))

@@ -15,5 +15,7 @@ from .base import Codes
 @dataclass(frozen=True)
 class Int4(Codes):
     bits: ClassVar[int] = 4
-    paper: ClassVar[Paper] = Paper("", "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "arXiv:2402.02750", "keys per channel, values per token")
+    paper: ClassVar[Paper] = Paper(
+        "", "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "arXiv:2402.02750", "keys per channel, values per token"
+    )
     identity: ClassVar[float] = 0.2

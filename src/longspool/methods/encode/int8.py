@@ -16,5 +16,7 @@ from .base import Codes
 @dataclass(frozen=True)
 class Int8(Codes):
     bits: ClassVar[int] = 8
-    paper: ClassVar[Paper] = Paper("", "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "arXiv:2402.02750", "keys per channel, values per token")
+    paper: ClassVar[Paper] = Paper(
+        "", "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "arXiv:2402.02750", "keys per channel, values per token"
+    )
     identity: ClassVar[float] = 0.02

@@ -23,7 +23,12 @@ class AdaKV(Method, Evict):
     inner: ScoreEvict = field(metadata={"wraps": "one"})
     floor: float = 0.2
 
-    paper: ClassVar[Paper] = Paper("", "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation", "arXiv:2407.11550", "better than SnapKV at every budget on LongBench")
+    paper: ClassVar[Paper] = Paper(
+        "",
+        "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation",
+        "arXiv:2407.11550",
+        "better than SnapKV at every budget on LongBench",
+    )
     identity: ClassVar[str] = "adakv(snapkv(budget=1073741824))"
     question: ClassVar[bool] = True
     example: ClassVar[str] = "adakv(snapkv)"

@@ -13,7 +13,6 @@ from ...roles import Evict, Kept, View
 from ...values import Shape, Step
 from ...values.budget import Budget, problems, tokens
 
-
 Allot = Callable[[Tensor, int], Tensor]
 """From scores [R, T] (padding scores -inf) and an equal share to the tokens of each row, int64 [R]."""
 

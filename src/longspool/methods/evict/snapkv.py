@@ -25,7 +25,12 @@ class SnapKV(ScoreEvict):
     window: int = 64
     kernel: int = 5
 
-    paper: ClassVar[Paper] = Paper("", "SnapKV: LLM Knows What You are Looking for Before Generation", "arXiv:2404.14469", "3.6x faster decoding and 8.2x less memory at 16K tokens")
+    paper: ClassVar[Paper] = Paper(
+        "",
+        "SnapKV: LLM Knows What You are Looking for Before Generation",
+        "arXiv:2404.14469",
+        "3.6x faster decoding and 8.2x less memory at 16K tokens",
+    )
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
     question: ClassVar[bool] = True
 

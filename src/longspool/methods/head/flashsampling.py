@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FlashSampling(Method, Head):
-    paper: ClassVar[Paper] = Paper("S010", "FlashSampling: exact sampling fused into the LM head", "https://github.com/FlashSampling/FlashSampling", "time per output token down by up to 10%")
+    paper: ClassVar[Paper] = Paper(
+        "S010",
+        "FlashSampling: exact sampling fused into the LM head",
+        "https://github.com/FlashSampling/FlashSampling",
+        "time per output token down by up to 10%",
+    )
     identity: ClassVar[str] = LOSSLESS
 
     def sample(self, h: Tensor, head: Packed, temperature: Tensor, seed: Tensor, offset: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-        return head_sample(h, head, temperature, seed, offset, cap)
+        token, logprob = head_sample(h, head, temperature, seed, offset, cap)
+        return token, logprob

@@ -26,7 +26,12 @@ class TriangleMix(Method, Pattern):
     last: int = 128
     block: int = 64
 
-    paper: ClassVar[Paper] = Paper("S102", "TriangleMix: Accelerating Prefilling via Decoding-time Contribution Sparsity", "arXiv:2507.21526", "TTFT -12% to -32% at 32K-128K without loss on RULER")
+    paper: ClassVar[Paper] = Paper(
+        "S102",
+        "TriangleMix: Accelerating Prefilling via Decoding-time Contribution Sparsity",
+        "arXiv:2507.21526",
+        "TTFT -12% to -32% at 32K-128K without loss on RULER",
+    )
     identity: ClassVar[dict[str, object]] = {"window": 1 << 30}
 
     def needs(self) -> Needs:
@@ -34,7 +39,11 @@ class TriangleMix(Method, Pattern):
 
     def check(self, shape: Shape) -> list[str]:
         least = {"dense": 0, "sinks": 0, "window": 1, "last": 0, "block": 16}
-        return [f"{n}={getattr(self, n)} must be at least {low}." for n, low in least.items() if getattr(self, n) is not None and getattr(self, n) < low]
+        return [
+            f"{n}={getattr(self, n)} must be at least {low}."
+            for n, low in least.items()
+            if getattr(self, n) is not None and getattr(self, n) < low
+        ]
 
     def blocks(self, q: Tensor, view: View) -> Blocks | None:
         n, size = len(q), self.block

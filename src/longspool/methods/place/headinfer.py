@@ -21,7 +21,12 @@ class HeadInfer(Method, Place):
     heads: int = 1
     window: int = 64
 
-    paper: ClassVar[Paper] = Paper("S085", "HeadInfer: Memory-Efficient LLM Inference by Head-wise Offloading", "arXiv:2502.12574", "Llama-3-8B at 1M tokens: 128 GB of KV to 1 GB on the GPU")
+    paper: ClassVar[Paper] = Paper(
+        "S085",
+        "HeadInfer: Memory-Efficient LLM Inference by Head-wise Offloading",
+        "arXiv:2502.12574",
+        "Llama-3-8B at 1M tokens: 128 GB of KV to 1 GB on the GPU",
+    )
     identity: ClassVar[str] = LOSSLESS
     home: ClassVar[str] = "host"
     ahead: ClassVar[int] = 1

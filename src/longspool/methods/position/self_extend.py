@@ -20,7 +20,9 @@ class SelfExtend(Method, Position):
     group: int = 8
     window: int = 1024
 
-    paper: ClassVar[Paper] = Paper("S136", "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning", "arXiv:2401.01325", "Llama-2 4K to 16K, passkey 100%")
+    paper: ClassVar[Paper] = Paper(
+        "S136", "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning", "arXiv:2401.01325", "Llama-2 4K to 16K, passkey 100%"
+    )
     identity: ClassVar[dict[str, object]] = {"group": 1}
 
     def needs(self) -> Needs:

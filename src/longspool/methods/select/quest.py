@@ -26,7 +26,12 @@ class Quest(Method, Select):
     dense: int = 2
     per_head: bool = False
 
-    paper: ClassVar[Paper] = Paper("S052", "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", "arXiv:2406.10774", "up to 2.23x faster attention, 7.03x lower latency")
+    paper: ClassVar[Paper] = Paper(
+        "S052",
+        "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference",
+        "arXiv:2406.10774",
+        "up to 2.23x faster attention, 7.03x lower latency",
+    )
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
 
     def needs(self) -> Needs:
@@ -36,7 +41,11 @@ class Quest(Method, Select):
         if self.page not in (16, 32, 64, 128):
             return [f"page={self.page} must be 16, 32, 64 or 128 tokens."]
         least = 4 * self.page
-        return [] if self.budget >= least else [f"budget={self.budget} must be at least {least}: three pages of {self.page} and the recent one."]
+        return (
+            []
+            if self.budget >= least
+            else [f"budget={self.budget} must be at least {least}: three pages of {self.page} and the recent one."]
+        )
 
     def fields(self, shape: Shape, page: int) -> dict[str, Field]:
         return {"kmin": Field((shape.head_dim,), torch.float16), "kmax": Field((shape.head_dim,), torch.float16)}
