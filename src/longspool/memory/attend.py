@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -24,13 +25,20 @@ Part = tuple[Tensor, Tensor]
 
 def write(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> None:
     """Everything enters the recent zone: q [N, H, D], k and v [N, Hkv, D]."""
-    start = np.concatenate([m.recent.length for m in group])
+    start = [m.recent.rows().length for m in group]
     for b, memory in enumerate(group):
         a, e = step.spans[b], step.spans[b + 1]
-        memory.enter(q[a:e], step if len(group) == 1 else step.of(b))
+        memory.enter(q[a:e], step.pos[a:e])
     rows, pool = recent_rows(group), group[0].recent.pool
-    offset = torch.from_numpy(np.concatenate([[0], np.cumsum(rows.length.numpy() - start)]))
-    append_rows(pool["k"], pool["v"], rows.table, torch.from_numpy(start), _by_row(k, step), _by_row(v, step), offset)
+    first = start[0] if len(start) == 1 else torch.cat(start)
+    append_rows(pool["k"], pool["v"], rows.table, first, _by_row(k, step), _by_row(v, step), _offsets(step.spans, k.shape[1]))
+
+
+@functools.lru_cache(maxsize=64)
+def _offsets(spans: tuple[int, ...], heads: int) -> Tensor:
+    """Where each row's tokens begin among those of the step in row order, int64 [R + 1]."""
+    counts = [b - a for a, b in itertools.pairwise(spans) for _ in range(heads)]
+    return torch.tensor([0, *itertools.accumulate(counts)])
 
 
 def _by_row(x: Tensor, step: Step) -> Tensor:
@@ -49,6 +57,8 @@ def attend(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step
     """What the queries see, [N, H, D]: the merge of the recent zone and of every part of the settled one."""
     first = group[0]
     plan = first.plan
+    if plan.plain:
+        return _recent(group, q, step)[0]
     rows = Rows.stack([m.rows() for m in group]) if first.settled is not None else None
     view = LayerView(first.layer, first.shape, step, rows or first.rows(), tuple(group), (q, k, v))
     if plan.bare:
@@ -165,12 +175,3 @@ def _fetched(memory: LayerMemory, q: Tensor, rows: Rows, lo: int, hi: int, view:
     out = attend_store(memory, heads, stage, Rows(table, part.length, part.grain), Reach(view.step.spans))
     stage.give(pages)
     return out
-
-
-def groups(keys: list[object]) -> Iterator[tuple[int, int]]:
-    """Runs of equal neighbours as (first, end)."""
-    first = 0
-    for i in range(1, len(keys) + 1):
-        if i == len(keys) or keys[i] != keys[first]:
-            yield first, i
-            first = i

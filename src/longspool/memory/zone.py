@@ -18,6 +18,7 @@ class Zone:
         self.length = np.zeros(rows, np.int32)
         self._rows: Rows | None = None
         self._table: torch.Tensor | None = None
+        self._slack = 0  # tokens that every row can still take without looking at pages
         pool.ledger.add("device", self.side)
 
     @property
@@ -40,6 +41,11 @@ class Zone:
 
     def grow(self, add: np.ndarray | int) -> None:
         """Room for `add` more tokens per row: fresh pages where needed, a copy of a last page that others share."""
+        if isinstance(add, int) and add <= self._slack:
+            self.length += np.int32(add)
+            self._slack -= add
+            self._rows = None
+            return
         have, page = self.filled, self.pool.page
         for r in np.flatnonzero((self.length % page != 0) & (add > 0)):
             last = self.table[r, have[r] - 1]
@@ -51,6 +57,7 @@ class Zone:
             self._extend(have, want)
         self.length += np.int32(add) if isinstance(add, int) else add.astype(np.int32)
         self._rows = None
+        self._slack = int(want[0]) * page - int(self.length[0]) if (self.length == self.length[0]).all() else 0
 
     def _extend(self, have: np.ndarray, want: np.ndarray) -> None:
         if (width := int(want.max())) > self.table.shape[1]:
@@ -70,6 +77,7 @@ class Zone:
         self.table[:, -pages:] = -1
         self.length -= np.int32(pages * self.pool.page)
         self._rows = self._table = None
+        self._slack = 0
 
     def truncate(self, length: np.ndarray | int) -> None:
         """Keep the first `length` tokens of each row."""
@@ -82,6 +90,7 @@ class Zone:
             self._table = None
         self.length = keep
         self._rows = None
+        self._slack = 0
 
     def pages(self) -> np.ndarray:
         """All pages in use, row after row."""
@@ -93,6 +102,7 @@ class Zone:
         self.table, self.length = other.table.copy(), other.length.copy()
         self.pool.share(self.pages())
         self._rows = self._table = None
+        self._slack = other._slack = 0
 
     def free(self) -> None:
         """Give every page back."""
