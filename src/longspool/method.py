@@ -33,7 +33,7 @@ class Needs:
 
     recent: newest tokens that must stay raw, counted from the end. queries: last query vectors kept for `View.queries`.
     page: tokens a page; None takes any. mass: observed attention mass for `View.mass`. ragged: rows of one layer may
-    differ in length. calibrated: names of fitted files that must exist.
+    differ in length. whole: no token may be dropped from the memory. calibrated: names of fitted files that must exist.
     """
 
     recent: int = 0
@@ -42,6 +42,7 @@ class Needs:
     keys: Keys | None = None
     mass: bool = False
     ragged: bool = False
+    whole: bool = False
     calibrated: tuple[str, ...] = ()
 
     def merge(self, other: Needs) -> Needs:
@@ -60,6 +61,7 @@ class Needs:
             self.keys or other.keys,
             self.mass or other.mass,
             self.ragged or other.ragged,
+            self.whole or other.whole,
             tuple(dict.fromkeys(self.calibrated + other.calibrated)),
         )
 

@@ -10,12 +10,14 @@ import torch
 
 from .errors import PlanError
 from .method import Method, Needs
-from .roles import SEATS, Admit, Encode, Evict, Pattern, Place, Position, Prune, Role, Select, Skip
+from .roles import SEATS, Admit, Decode, Encode, Evict, Head, Ingest, Pattern, Place, Position, Prune, Review, Role, Select, Skip
 from .values import Shape
 
 PAGE = 64
 LAYERED = (Pattern, Prune, Skip, Admit, Evict, Encode, Place, Select)
 SETTLED = (Admit, Evict, Encode, Place, Select)
+WINDOWLESS = (*LAYERED, Position)
+"""Seats that leave a model's sliding-window layers alone: those never see farther than the model was trained for."""
 R = TypeVar("R", bound=Role)
 
 
@@ -68,6 +70,11 @@ class LayerPlan:
         return any(self.seats[seat] for seat in SETTLED)
 
     @functools.cached_property
+    def plain(self) -> bool:
+        """Whether a step sees nothing but the recent zone, in the ordinary way."""
+        return not (self.settles or self.bare or self.needs.mass or self.seats[Pattern])
+
+    @functools.cached_property
     def ragged(self) -> bool:
         """Whether positions must be stored because rows don't simply hold tokens 0, 1, 2 and so on."""
         return self.needs.ragged or self.bare or any(self.seats[s] for s in (Admit, Evict, Prune))
@@ -75,6 +82,11 @@ class LayerPlan:
     @functools.cached_property
     def bare(self) -> bool:
         return self.needs.keys == "bare"
+
+    @functools.cached_property
+    def rollback(self) -> int:
+        """Newest tokens that a decode flow may take back."""
+        return max((m.needs().recent for m in self.methods if isinstance(m, Decode)), default=0)
 
     @functools.cached_property
     def weighted(self) -> bool:
@@ -95,13 +107,20 @@ class Plan:
     @functools.cached_property
     def layers(self) -> tuple[LayerPlan, ...]:
         made: dict[LayerPlan, LayerPlan] = {}
-        out = []
+        out: list[LayerPlan] = []
         for layer, window in enumerate(self.shape.windows):
-            on = tuple(i.method for i in self.items if i.serves(layer) and not (window and isinstance(i.method, LAYERED)))
-            needs = functools.reduce(Needs.merge, (m.needs() for m in on), Needs(recent=self.recent))
+            on = tuple(i.method for i in self.items if i.serves(layer) and not (window and isinstance(i.method, WINDOWLESS)))
+            # What an earlier layer pruned is missing in all later ones, whether they prune or not.
+            pruned = any(plan.chain(Prune) for plan in out)
+            needs = functools.reduce(Needs.merge, (m.needs() for m in on), Needs(recent=self.recent, ragged=pruned))
             plan = LayerPlan(on, needs, self.dtype, window)
             out.append(made.setdefault(plan, plan))
         return tuple(out)
+
+    @functools.cached_property
+    def uniform(self) -> bool:
+        """Whether tokens leave the same memory and logits when they are read as a prompt and when they are decoded."""
+        return not any(isinstance(m, (*LAYERED, Ingest, Review)) and not isinstance(m, Place) for m in self.methods)
 
     def one(self, seat: type[R]) -> R | None:
         """The method on a seat that is not layered."""
@@ -160,9 +179,9 @@ def _alone(item: Item, shape: Shape) -> list[str]:
         reasons.append(f"{item} ends before it begins.")
     if not item.everywhere and not isinstance(m, LAYERED):
         reasons.append(f"{m.slug} serves the whole model and can't be limited to some layers.")
-    if isinstance(m, LAYERED) and all(shape.windows):
+    if isinstance(m, WINDOWLESS) and all(shape.windows):
         reasons.append(f"{m.slug} has nothing to serve: every layer of this model is a sliding window.")
-    return reasons
+    return reasons + [f"{m.slug}: {why}" for why in _problems(tuple(map(Item, m.wrapped())), shape)]
 
 
 def _together(a: Item, b: Item, shape: Shape) -> list[str]:
@@ -177,4 +196,16 @@ def _together(a: Item, b: Item, shape: Shape) -> list[str]:
         a.method.needs().merge(b.method.needs())
     except PlanError as error:
         reasons += [f"{a.method.slug} and {b.method.slug} don't fit: {why}" for why in error.reasons]
+    return reasons + _unsound(a.method, b.method) + _unsound(b.method, a.method)
+
+
+def _unsound(a: Method, b: Method) -> list[str]:
+    """What goes wrong between two seats whatever methods sit on them."""
+    reasons = []
+    if isinstance(a, Decode) and isinstance(b, Head):
+        reasons.append(f"{a.slug} draws from whole logits, which {b.slug} never makes.")
+    if isinstance(a, Evict) and a.merges and isinstance(b, Pattern):
+        reasons.append(f"{b.slug} reads blocks without the weights of the entries that {a.slug} merges.")
+    if a.needs().whole and isinstance(b, (Admit, Evict)):
+        reasons.append(f"{a.slug} needs every token in its memory, and {b.slug} drops some; put {b.slug} inside: {a.slug}({b.slug}).")
     return reasons

@@ -83,8 +83,8 @@ class View(Protocol):
         """Attention mass that each settled token of one request drew in this step, [R, T]."""
         ...
 
-    def keys(self) -> Tensor:
-        """All keys of one request that this layer holds, settled ones first, [R, T, D]."""
+    def keys(self) -> list[Tensor]:
+        """All keys of one request that this layer holds, settled ones first: for each row [T, D], as rows differ in length."""
         ...
 
     def summary(self, name: str) -> Tensor:

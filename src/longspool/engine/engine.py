@@ -16,8 +16,8 @@ from ..model.rope import Rope
 from ..plan import Plan
 from ..values.packed import Packed
 from .estimate import growth, need
-from .forward import forward
-from .request import HeadDraw, Request, State
+from .forward import StepError, forward
+from .request import HeadDraw, Request
 
 ALONE, SHARED = 2048, 256  # tokens of a prefill chunk: alone, and beside running decodes (their floor)
 
@@ -40,8 +40,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises OutOfMemory where the budget could never hold it."""
-        least = need(request.plan, len(request.prompt) + request.sampling.max_tokens, self.chunk)
-        if least > self.budget:
+        if (least := self._need(request)) > self.budget:
             raise OutOfMemory(
                 f"This request needs about {least:,} bytes of KV memory and the budget is {self.budget:,}; raise the memory budget, "
                 f"shorten the prompt of {len(request.prompt)} tokens, or use a recipe that keeps less, for example 'int4' or 'streaming'."
@@ -54,7 +53,7 @@ class Engine:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        if request.state is not State.DONE:
+        if not request.done:
             request.end("cancelled")
 
     def empty(self, plan: Plan) -> Memory:
@@ -70,23 +69,19 @@ class Engine:
     def step(self) -> list[Request]:
         """One pass over what runs; returns the requests that ended in it."""
         self._admit()
-        batch = self._batch()
-        done = [r for r in self.running if r.done]
-        if batch:
+        done = self._swept()
+        if batch := self._batch():
             for request in self.running:
                 request.chunk = self._chunk(request)
-            replies = forward(self.model, [r.pending for r in batch if r.pending])
-            for request, reply in zip(batch, replies, strict=True):
-                self._advance(request, reply)
-        done += [r for r in self.running if r.done and r not in done]
-        self.running = [r for r in self.running if not r.done]
-        return done
+            self._pass(batch)
+        return done + self._swept()
 
     def run(self, requests: Iterable[Request]) -> None:
         """Submit all and step until they are done; what is still alive when an error or Ctrl-C comes is cancelled."""
-        mine = list(requests)
+        asked = list(requests)
+        mine = [r for request in asked for r in (request, *request.siblings)]
         try:
-            for request in mine:
+            for request in asked:
                 self.submit(request)
             while any(not r.done for r in mine):
                 self.step()
@@ -98,15 +93,22 @@ class Engine:
         """Start waiting requests, oldest first, while the budget has room for them."""
         while self.waiting:
             request = self.waiting[0]
-            promised = sum(need(r.plan, len(r.prompt) + r.sampling.max_tokens, self.chunk) for r in self.running)
-            own = need(request.plan, len(request.prompt) + request.sampling.max_tokens, self.chunk)
-            if self.running and promised + own > self.budget:
+            if self.running and sum(map(self._need, self.running)) + self._need(request) > self.budget:
                 return
             self.waiting.popleft()
             request.begin(self.empty(request.plan), self._head)
             request.chunk = self._chunk(request)
             self.running.append(request)
             self._advance(request, None)
+
+    def _need(self, request: Request) -> int:
+        return need(request.plan, request.asked + request.sampling.max_tokens, self.chunk)
+
+    def _swept(self) -> list[Request]:
+        """The requests that have ended, which run no more."""
+        done = [r for r in self.running if r.done]
+        self.running = [r for r in self.running if not r.done]
+        return done
 
     def _chunk(self, request: Request) -> int:
         decoding = any(r is not request and r.pending and r.pending.step.phase != "prefill" for r in self.running)
@@ -134,11 +136,28 @@ class Engine:
             if len(self.running) == 1:
                 youngest.end("error", OutOfMemory(f"The KV memory needs {want:,} bytes and the budget is {self.budget:,}."))
                 return []
-            self.running.remove(youngest)
-            youngest.pause()
-            self.waiting.appendleft(youngest)
+            self._preempt(youngest)
             batch = [r for r in batch if r is not youngest]
         return batch
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        request.pause()
+        self.waiting.appendleft(request)
+
+    def _pass(self, batch: list[Request]) -> None:
+        """One pass of the model. Where a method fails in it, the requests under its plan end with its error and the others start again."""
+        try:
+            replies = forward(self.model, [r.pending for r in batch if r.pending])
+        except StepError as error:
+            for request in reversed(batch):
+                if request.pending and request.pending.memory.plan == error.plan:
+                    request.end("error", error.cause)
+                else:
+                    self._preempt(request)
+        else:
+            for request, reply in zip(batch, replies, strict=True):
+                self._advance(request, reply)
 
     def _advance(self, request: Request, reply: object) -> None:
         """Give a request its reply; a user's mistake that surfaces in it ends this request alone."""
@@ -160,7 +179,7 @@ class Engine:
             return
         twins, request.siblings = request.siblings, []
         for twin in twins:
-            twin.branch(request.memory.fork(), self._head, reply)
+            twin.branch(request, self._head, reply)
             self.running.append(twin)
             self._advance(twin, None)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import LongspoolError
 from ..kernels import rope
 from ..memory import LayerView, Memory, attend, write
 from ..model.build import Model
@@ -19,6 +20,14 @@ from ..values import Step
 from ..values.flow import Ask
 
 Angles = dict[int, tuple[Tensor, Tensor]]
+
+
+class StepError(LongspoolError):
+    """A method's mistake in the middle of a pass: the memories of the whole pass are half written."""
+
+    def __init__(self, plan: Plan, cause: LongspoolError) -> None:
+        super().__init__(str(cause))
+        self.plan, self.cause = plan, cause
 
 
 @dataclass
@@ -85,17 +94,21 @@ def _layer(layer: int, block: Block, x: Tensor, groups: list[Group], angles: Ang
     for g, skipped in zip(groups, skips, strict=True):
         mine, bare = [m[layer] for m in g.memories], g.plan.layers[layer].bare
         qs, ks, vs = (q if bare else turned)[g.where], (k if bare else turned_k)[g.where], v[g.where]
-        write(mine, qs, ks, vs, g.step)
-        if skipped:
-            continue
-        seen = attend(mine, qs, ks, vs, g.step)
+        try:
+            write(mine, qs, ks, vs, g.step)
+            seen = None if skipped else attend(mine, qs, ks, vs, g.step)
+        except LongspoolError as error:
+            raise StepError(g.plan, error) from error
         if out is None:
             out = seen
-        else:
+        elif seen is not None:
             out[g.where] = seen
     new = x if out is None else block.finish(x, out) if not any(skips) else _finish_some(block, x, out, groups, skips)
     for g in groups:
-        _settle(layer, g)
+        try:
+            _settle(layer, g)
+        except LongspoolError as error:
+            raise StepError(g.plan, error) from error
     return new
 
 
@@ -118,7 +131,11 @@ def _totals(groups: list[Group]) -> Tensor | int:
 
 def _skips(layer: int, x: Tensor, group: Group) -> bool:
     method = group.plan.layers[layer].one(Skip)
-    return method is not None and method.skip(layer, x[group.where], group.step)
+    if method is None or not method.skip(layer, x[group.where], group.step):
+        return False
+    for memory, a, b in zip(group.memories, group.step.spans, group.step.spans[1:], strict=False):
+        memory[layer].count(method, skipped=b - a)
+    return True
 
 
 def _finish_some(block: Block, x: Tensor, out: Tensor, groups: list[Group], skips: list[bool]) -> Tensor:
@@ -160,7 +177,10 @@ def _survivors(layer: int, x: Tensor, group: Group, request: int) -> Tensor:
         own = group.memories[request][layer]
         step = group.step.of(request).narrow(alive - a)
         view = LayerView(layer, own.shape, step, own.rows(), (own,))
-        keep = method.survivors(x[group.first + alive], view)
+        try:
+            keep = method.survivors(x[group.first + alive], view)
+        except LongspoolError as error:
+            raise StepError(group.plan, error) from error
         if keep is not None:
             view.count(method, pruned=len(alive) - len(keep))
             alive = alive[keep]

@@ -13,8 +13,9 @@ from torch import Tensor
 from ..memory import Memory
 from ..method import Method
 from ..plan import Item, Plan, resolve
-from ..roles import Decode, Head, Ingest, RequestMemory, Reuse, Review, Stop
+from ..roles import Decode, Head, Ingest, Position, RequestMemory, Reuse, Review, Stop
 from ..values.flow import Ask, Choice, Emit, Flow, Want
+from ..values.packed import Packed
 from ..values.step import Phase, Step
 from .answer import Answer
 from .flow import chunked, sampled
@@ -72,6 +73,7 @@ class Request:
         self.held: dict[str, int] = {}
         self.pending: Ask[Memory] | None = None
         self._reply: Tensor | None = None
+        self._again: list[int] = []
         self.flow: Flow | None = None
 
     @property
@@ -84,18 +86,33 @@ class Request:
         return self.state is State.DONE
 
     def begin(self, memory: Memory, head: HeadDraw) -> None:
-        """Start, or start again, on an empty memory; tokens that are already out belong to the prompt now."""
-        self._head = head
-        self.prompt = self.prompt[: self.asked] + [c.token for c in self.choices]
-        reuse = self.plan.one(Reuse)
-        known = reuse.lookup(tuple(self.prompt)) if reuse else None
-        self.memory = memory if known is None else known.fork()  # type: ignore[attr-defined]
-        self.reused = self.memory.seen
+        """Start on an empty memory, or start again: tokens that are already out are read as part of the prompt where that gives the
+        same memory as decoding them, else they are decoded again."""
+        self._head, out = head, [c.token for c in self.choices]
+        self.prompt = self.prompt[: self.asked] + (out if self.plan.uniform else [])
+        self._again = [] if self.plan.uniform else out
+        self.memory = memory
+        self._reuse()
         self.flow, self.state = self._life(None), State.RUNNING
 
-    def branch(self, memory: Memory, head: HeadDraw, reply: Tensor) -> None:
+    def _reuse(self) -> None:
+        """Go on from what is known of the prompt; its last token is always read, since its logits are wanted."""
+        method = self.plan.one(Reuse)
+        known = method.lookup(tuple(self.prompt)) if method else None
+        if not isinstance(known, Memory) or known.plan != self.plan:
+            return
+        twin = known.fork()
+        if twin.seen >= len(self.prompt):
+            twin.truncate(len(self.prompt) - 1)
+        self.memory.free()
+        self.memory, self.reused = twin, twin.seen
+        self.count(method, reused=twin.seen)
+
+    def branch(self, sibling: Request, head: HeadDraw, reply: Tensor) -> None:
         """Start on a fork of a sibling's memory, after its prompt."""
-        self.memory, self._head = memory, head
+        self.memory, self._head = sibling.memory.fork(), head
+        for name, amounts in sibling.memory.actions.items():
+            self.memory.actions[name].update(amounts)
         self.flow, self.state = self._life(reply), State.RUNNING
 
     def _life(self, reply: Tensor | None) -> Flow:
@@ -107,9 +124,13 @@ class Request:
                 again = yield from review.review(self)
                 said = said if again is None else again
             assert isinstance(said, Tensor)
-            reply = self._reply = said
+            self._reply = said
             if reuse := self.plan.one(Reuse):
                 reuse.store(tuple(self.prompt), self.memory.fork())
+            for token in self._again:
+                said = yield self.ask([token], "decode", want=self.want)
+            assert isinstance(said, Tensor)
+            reply = said
         decode = self.plan.one(Decode)
         return (yield from decode.flow(self, reply) if decode else sampled(self, reply))
 
@@ -169,7 +190,10 @@ class Request:
         if not stops:
             return False
         tokens, text = tuple(c.token for c in self.choices), self.answer.text if self.answer else ""
-        return any(method.done(tokens, text) for method in stops)
+        ending = next((method for method in stops if method.done(tokens, text)), None)
+        if ending is not None:
+            self.count(ending, stopped=1)
+        return ending is not None
 
     def ask(self, ids: list[int], phase: Phase, memory: RequestMemory | None = None, want: Want = "last") -> Ask[RequestMemory]:
         """An Ask for tokens that follow what the memory (by default the request's) has seen."""
@@ -180,7 +204,8 @@ class Request:
 
     def draft(self, methods: tuple[Method, ...], recent: int) -> Memory:
         """A memory of the same tokens under other methods, `recent` of them raw; whoever asks for it frees it."""
-        plan = resolve(tuple(Item(m) for m in methods), self.plan.shape, self.plan.dtype, recent)
+        position = tuple(i for i in self.plan.items if isinstance(i.method, Position))
+        plan = resolve((*position, *map(Item, methods)), self.plan.shape, self.plan.dtype, recent)
         return self.memory.refit(plan, self.last_step)
 
     def count(self, method: object, **amounts: float) -> None:
@@ -197,6 +222,9 @@ class Request:
             self.memory.free()
         if self.answer is not None:
             self.answer.close()
+        for twin in self.siblings:
+            twin.end(finish, error)
+        self.siblings = []
         self.finish, self.error, self.pending = self.finish or finish, error, None
         self.state = State.DONE
 
@@ -213,7 +241,7 @@ class Request:
 class HeadDraw:
     """Draws from final states through the plan's Head."""
 
-    def __init__(self, weights: object, cap: float) -> None:
+    def __init__(self, weights: Packed, cap: float) -> None:
         self.weights, self.cap = weights, cap
 
     def __call__(self, request: Request, state: Tensor) -> Choice:
@@ -223,5 +251,5 @@ class HeadDraw:
         request.count(head, draws=1)
         token, logprob = head.sample(
             state[-1:], self.weights, temperature, torch.tensor([sampler.stream]), torch.tensor([sampler.drawn]), self.cap
-        )  # type: ignore[arg-type]
+        )
         return Choice(int(token[0]), float(logprob[0]))

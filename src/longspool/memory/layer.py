@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import LongspoolError
 from ..kernels import append_rows, gather_rows
 from ..method import Method
 from ..plan import LayerPlan
 from ..roles import Admit, Evict, Kept, Select
-from ..values import Rows, Step
+from ..values import Rows
 from .pool import Pool
 from .pools import Pools, encoder
 from .positions import Positions
@@ -36,7 +37,9 @@ class LayerMemory:
         self.settled = Zone(pools.settled(layer, plan), self.shape.kv_heads) if plan.settles else None
         self.pos = Positions()
         self.mass: Tensor | None = None
-        self.held = 0
+        self.held = self._side = 0
+        self.gone = 0
+        """The position after the last token that has left the recent zone."""
         self._queries: list[Tensor] = []
 
     # ---- what it holds
@@ -49,16 +52,15 @@ class LayerMemory:
 
     def queries(self) -> Tensor:
         """The last queries, [H, n, D]."""
-        self._remember([torch.cat(self._queries)[-self.plan.needs.queries :].clone()])
-        return self._queries[0].transpose(0, 1)
+        return torch.cat(self._queries)[-self.plan.needs.queries :].transpose(0, 1)
 
     def _remember(self, queries: list[Tensor]) -> None:
         self.pools.ledger.add("device", sum(q.nbytes for q in queries) - sum(q.nbytes for q in self._queries))
         self._queries = queries
 
-    def keys(self) -> Tensor:
-        """All keys, settled ones first, [R, T, D]; rows that are shorter are padded with zeros."""
-        return pad_rows([torch.cat([a[0], b[0]]) for a, b in zip(self.read_settled(), self.read_recent(), strict=True)])
+    def keys(self) -> list[Tensor]:
+        """All keys, settled ones first, per KV head [T, D]."""
+        return [torch.cat([a[0], b[0]]) for a, b in zip(self.read_settled(), self.read_recent(), strict=True)]
 
     def read_recent(self, first: int = 0, count: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Per KV head k, v [n, D] of the recent tokens first to first + count."""
@@ -96,14 +98,16 @@ class LayerMemory:
 
     # ---- the verbs
 
-    def enter(self, q: Tensor, step: Step) -> None:
+    def enter(self, q: Tensor, pos: Tensor) -> None:
         """Make room for one request's new tokens and remember its queries; the keys are appended by `write`."""
-        self.recent.grow(len(step.pos))
-        self.pos.append(step.pos.numpy())
+        self.recent.grow(pos.shape[0])
+        self.pos.append(pos.numpy())
+        self._account()
         if keep := self.plan.needs.queries:
+            keep += self.plan.rollback
             self._remember([*self._queries, q[-keep:].clone()])
-            if len(self._queries) > 2 * keep:
-                self.queries()
+            if len(q) > 1 or len(self._queries) > keep:
+                self._remember([torch.cat(self._queries)[-keep:].clone()])
 
     @property
     def restless(self) -> bool:
@@ -132,16 +136,27 @@ class LayerMemory:
             self._append(self._admitted(k, v, self._pos_rows(n), view))
         else:
             self._hand_over(n)
-        self.recent.drop_front(n // page)
+        self._drop(n)
+
+    def _drop(self, n: int) -> None:
+        """The n oldest tokens, whole pages, leave the recent zone."""
+        self.gone = int(self.pos.array(n)[-1]) + 1
+        self.recent.drop_front(n // self.recent.pool.page)
         self.pos.drop(n)
+        self._account()
+
+    def _account(self) -> None:
+        """Book the bytes that the positions take."""
+        if (size := self.pos.nbytes) != self._side:
+            self.pools.ledger.add("device", size - self._side)
+            self._side = size
 
     def _slide(self, reach: int) -> None:
         """A sliding-window layer keeps only what its window can still see."""
         page = self.recent.pool.page
         dead = int(self.pos.below(self.pos.last - reach + 1)) // page
         if dead:
-            self.recent.drop_front(dead)
-            self.pos.drop(dead * page)
+            self._drop(dead * page)
 
     def _hand_over(self, n: int) -> None:
         """Whole pages move from raw to settled: the same tokens for all heads."""
@@ -200,13 +215,15 @@ class LayerMemory:
         assert self.settled is not None
         zone, page = self.settled, self.store.page
         begun = zone.length % page
-        if begun.any():
-            rows = [self._with_tail(r, int(b), row) if b else row for r, (b, row) in enumerate(zip(begun, rows, strict=True))]
-        first = zone.length // page
-        zone.grow(np.array([len(row[2]) for row in rows], np.int32) - begun)
-        if not any(len(row[2]) for row in rows):
+        new = np.array([len(row[2]) for row in rows], np.int32)
+        if not new.any():
             return
-        self._store(tile(rows, page), np.concatenate([zone.table[r, first[r] : zone.filled[r]] for r in range(len(rows))]))
+        # A row without new tokens keeps its last page as it is: forks may share it.
+        rows = [self._with_tail(r, int(b), row) if b and n else row for r, (b, n, row) in enumerate(zip(begun, new, rows, strict=True))]
+        first = zone.length // page
+        zone.grow(new)
+        fresh = [zone.table[r, first[r] : zone.filled[r]] for r in np.flatnonzero(new)]
+        self._store(tile(rows, page), np.concatenate(fresh))
         self.count(self.encode, tokens=sum(len(row[2]) for row in rows))
 
     def _with_tail(
@@ -255,8 +272,19 @@ class LayerMemory:
     def truncate(self, upto: int) -> None:
         """Forget the tokens at position `upto` and later. Reaches only into the recent zone."""
         n = int(self.pos.below(upto))
+        taken = len(self.pos) - n
+        if not taken:
+            return
+        if upto < self.gone + (self.plan.window or 1) - 1 and self.gone:
+            raise LongspoolError(
+                f"Layer {self.layer} can't be rolled back to position {upto}: tokens up to {self.gone - 1} have left its recent zone; "
+                "whoever rolls back must declare Needs(recent=...)."
+            )
         self.recent.truncate(n)
         self.pos.keep(n)
+        self._account()
+        if self._queries:
+            self._remember([torch.cat(self._queries)[:-taken].clone()])
 
     def fork(self, notes: Notes, actions: Counters) -> LayerMemory:
         """The same tokens; pages are shared until one side writes."""
@@ -264,7 +292,8 @@ class LayerMemory:
         twin.recent.take_over(self.recent)
         if self.settled is not None and twin.settled is not None:
             twin.settled.take_over(self.settled)
-        twin.pos = self.pos.copy()
+        twin.pos, twin.gone = self.pos.copy(), self.gone
+        twin._account()
         twin._remember(list(self._queries))
         return twin
 
@@ -280,14 +309,18 @@ class LayerMemory:
         start = self.recent.length.copy()
         self.recent.grow(len(pos))
         self.pos.append(pos)
+        self._account()
         table, heads = self.recent.rows().table, self.shape.kv_heads
         k, v = torch.cat([k for k, _ in rows]), torch.cat([v for _, v in rows])
         append_rows(self.recent.pool["k"], self.recent.pool["v"], table, torch.from_numpy(start), k, v, torch.arange(heads + 1) * len(pos))
-        self._remember(list(other._queries))
+        if self.plan.needs.queries:
+            self._remember(list(other._queries))
 
     def free(self) -> None:
         """Give every page back."""
         self._remember([])
+        self.pos.keep(0)
+        self._account()
         self.recent.free()
         if self.settled is not None:
             self.settled.free()

@@ -71,8 +71,8 @@ class LayerView:
         settled = self._own.settled
         return len(self._own.pos) + (int(settled.length.max()) if settled is not None else 0)
 
-    def keys(self) -> Tensor:
-        """All keys that this layer holds, settled ones first, [R, T, D]."""
+    def keys(self) -> list[Tensor]:
+        """All keys that this layer holds, settled ones first: for each row [T, D]."""
         return self._own.keys()
 
     def summary(self, name: str) -> Tensor:

@@ -31,7 +31,9 @@ class VeriCache(Method, Decode):
     example: ClassVar[str] = "vericache(snapkv)"
 
     def needs(self) -> Needs:
-        return Needs(recent=self.horizon + 1, queries=max((m.needs().queries for m in self.inner), default=0))
+        drafts = [m.needs() for m in self.inner]
+        keys = next((need.keys for need in drafts if need.keys), None)
+        return Needs(recent=self.horizon + 1, queries=max((need.queries for need in drafts), default=0), keys=keys, whole=True)
 
     def check(self, shape: Shape) -> list[str]:
         reasons = [] if self.horizon >= 1 else [f"horizon={self.horizon} must be at least 1."]
@@ -39,12 +41,8 @@ class VeriCache(Method, Decode):
             reasons.append(
                 "it drafts on a compressed memory and needs methods that compress, for example vericache(snapkv(budget=1024) + int4)."
             )
-        reasons += [
-            f"{m.slug} does not compress the memory and can't be drafted on."
-            for m in self.inner
-            if not isinstance(m, Admit | Evict | Encode | Select)
-        ]
-        return reasons + [f"{m.slug}: {why}" for m in self.inner for why in m.check(shape)]
+        idle = [m.slug for m in self.inner if not isinstance(m, Admit | Evict | Encode | Select)]
+        return reasons + [f"{slug} does not compress the memory and can't be drafted on." for slug in idle]
 
     def flow(self, request: Request, reply: Tensor) -> Flow:
         last = request.pick(reply)

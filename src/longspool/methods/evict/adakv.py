@@ -39,7 +39,7 @@ class AdaKV(Method, Evict):
     def check(self, shape: Shape) -> list[str]:
         if not isinstance(self.inner, ScoreEvict):
             return [f"it wraps an evictor by score such as snapkv, not {self.inner.slug}."]
-        return self.inner.check(shape) + ([] if 0 <= self.floor <= 1 else [f"floor={self.floor} must be between 0 and 1."])
+        return [] if 0 <= self.floor <= 1 else [f"floor={self.floor} must be between 0 and 1."]
 
     def due(self, step: Step) -> bool:
         return self.inner.due(step)

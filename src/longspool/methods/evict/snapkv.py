@@ -35,7 +35,7 @@ class SnapKV(ScoreEvict):
     question: ClassVar[bool] = True
 
     def needs(self) -> Needs:
-        return Needs(recent=self.window, queries=self.window)
+        return Needs(recent=self.window, queries=self.window, keys="rotated")
 
     def check(self, shape: Shape) -> list[str]:
         reasons = super().check(shape)
@@ -46,17 +46,27 @@ class SnapKV(ScoreEvict):
         return reasons
 
     def score(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Tensor:
-        s, q = view.shape, view.queries
+        s, q, real = view.shape, view.queries, (pos >= 0).float()
         q = q.reshape(s.kv_heads, s.group * q.shape[1], s.head_dim)  # [R, G*n, D]
-        attention = torch.exp(s.scale * q @ k.transpose(1, 2) - _normaliser(q, view)[..., None])  # [R, G*n, T]
-        mean = attention.masked_fill((pos < 0)[:, None], 0).mean(1)
-        return avg_pool1d(mean[:, None], self.kernel, 1, self.kernel // 2, count_include_pad=False)[:, 0]
+        total = torch.stack([_normaliser(q[r], keys, s) for r, keys in enumerate(view.keys())])
+        mean = torch.exp(_logits(q, k, s) - total[..., None]).mean(1) * real  # [R, T]
+        return _pooled(mean, self.kernel) / _pooled(real, self.kernel).clamp_min(1 / self.kernel)
 
 
-def _normaliser(q: Tensor, view: View) -> Tensor:
-    """log sum exp of each window query over everything it sees, [R, G*n]."""
-    n = q.shape[1] // view.shape.group
-    logits = view.shape.scale * q @ view.keys().transpose(1, 2)  # [R, G*n, T]
-    ahead = torch.ones(n, n, dtype=torch.bool).triu(1).repeat(view.shape.group, 1)
-    logits[..., -n:].masked_fill_(ahead, -torch.inf)
+def _logits(q: Tensor, k: Tensor, shape: Shape) -> Tensor:
+    logits = shape.scale * q @ k.transpose(-1, -2)
+    return torch.tanh(logits / shape.softcap) * shape.softcap if shape.softcap else logits
+
+
+def _normaliser(q: Tensor, keys: Tensor, shape: Shape) -> Tensor:
+    """log sum exp of each window query q [G*n, D] over all that it sees of one row's keys [T, D]; [G*n]."""
+    n = len(q) // shape.group
+    logits = _logits(q, keys, shape)
+    ahead = torch.ones(n, n, dtype=torch.bool).triu(1).repeat(shape.group, 1)
+    logits[:, -n:].masked_fill_(ahead, -torch.inf)
     return logits.logsumexp(-1)
+
+
+def _pooled(x: Tensor, kernel: int) -> Tensor:
+    """The mean over `kernel` neighbours of x [R, T], zeros beyond its ends."""
+    return avg_pool1d(x[:, None], kernel, 1, kernel // 2)[:, 0]
