@@ -22,11 +22,12 @@ SMALL = {
 def shaken(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """The model with norms and biases moved off their 1 and 0, and matrices large enough that attention and logits vary."""
     torch.manual_seed(seed)
+    table = 0.25 if model.get_output_embeddings().weight is model.get_input_embeddings().weight else 1.0  # a tied head gives logits near 1
     for name, weight in model.named_parameters():
         if weight.dim() == 1:
             weight.add_(torch.randn_like(weight) * 0.2)
         else:
-            weight.copy_(torch.randn_like(weight) * (1.0 if "embed" in name else 1.5 * weight.shape[1] ** -0.5))
+            weight.copy_(torch.randn_like(weight) * (table if "embed" in name else 1.5 * weight.shape[1] ** -0.5))
     return model.eval()
 
 

@@ -119,12 +119,15 @@ def test_multimodal_gemma3(old: bool) -> None:
         "image_size": 28,
         "patch_size": 14,
     }
-    text = {**SMALL, **GEMMA, "sliding_window_pattern": 2}
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, attn_implementation="eager")
+    text = {**SMALL, **GEMMA, "sliding_window_pattern": 2, "tie_word_embeddings": not old}
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, tie_word_embeddings=not old, attn_implementation="eager"
+    )
     peer = shaken(Gemma3ForConditionalGeneration(config))
     weights = dict(peer.state_dict())
     if old:
         weights = {k.replace("model.language_model.", "language_model.model."): v for k, v in weights.items()}
+        weights["language_model.lm_head.weight"] = weights.pop("lm_head.weight")
     ours = build(Config.from_hf(config.to_dict()), weights)
     torch.testing.assert_close(dense_logits(ours, IDS), peer_logits(peer, IDS), atol=BOUND, rtol=0)
 
@@ -152,7 +155,7 @@ def rope_everywhere(model: Model) -> None:
 
 
 def drop_heads_norm(model: Model) -> None:
-    model.blocks[0].heads_norm.weight.fill_(1.0)
+    model.blocks[0].heads_norm.gain.fill_(model.shape.head_dim**0.5)
 
 
 def drop_bias(model: Model) -> None:

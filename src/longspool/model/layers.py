@@ -45,7 +45,7 @@ class Linear:
         """[N, K] -> [N, M], always a fresh tensor."""
         if isinstance(self.weight, Tensor):
             return F.linear(x, self.weight, self.bias)
-        y: Tensor = matmul(x, self.weight)  # type: ignore[operator]
+        y: Tensor = matmul(x, self.weight)
         return y if self.bias is None else y.add_(self.bias)
 
     @staticmethod
@@ -81,16 +81,16 @@ def _joined(run: list[Linear]) -> Linear:
 
 
 class Norm:
-    """RMS norm over the last dimension. torch's own takes four times as many calls."""
+    """RMS norm over the last dimension, x / sqrt(mean(x^2) + eps) * weight. torch's own takes three times as many calls."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight = weight
-        self.eps = torch.tensor([eps], device=weight.device)
-        self.share = 1.0 / weight.shape[-1]
+        size = weight.shape[-1]
+        self.gain = weight * size**0.5
+        self.floor = weight.new_tensor([(size * eps) ** 0.5])
 
     def __call__(self, x: Tensor) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x * torch.addcmul(self.eps, size, size, value=self.share).rsqrt_()).mul_(self.weight)
+        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+        return (x / length).mul_(self.gain)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
