@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernels import append_rows, attend_rows, merge
 from ..roles import Pattern, Place, Position, Reach, Select
 from ..values import Rows, Step
+from .fetch import fetched, materialise
 from .frames import attend_frames
 from .layer import LayerMemory
 from .mass import observe
@@ -122,15 +123,23 @@ def _settled(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -
     select, place = plan.one(Select), plan.one(Place)
     if select is not None and view.step.phase != "prefill":
         picked = select.select(q, rows, view)
-        view.count(
-            select, tokens_read=int(picked.length.numpy().sum()), tokens_stored=int(rows.length.numpy().sum()) * picked.count // rows.count
-        )
+        _count_read(group, select, picked, rows)
         rows = picked
-    if place is None:
-        return [attend_store(group[0], q, group[0].store, rows, Reach(view.step.spans))]
-    heads = list(place.parts(shape.kv_heads, view))
-    outs = [_fetched(group[0], q, rows, lo, hi, view, place) for lo, hi in heads]
-    return [(torch.cat([o for o, _ in outs], 1), torch.cat([s for _, s in outs], 1))]
+    outs = []
+    for lo, hi in [(0, shape.kv_heads)] if place is None else place.parts(shape.kv_heads, view):
+        heads = q if place is None else q[:, lo * shape.group : hi * shape.group].contiguous()
+        with fetched(group, rows, lo, hi) as (store, part):
+            outs.append(attend_store(group[0], heads, store, part, Reach(view.step.spans)))
+    return outs if len(outs) == 1 else [(torch.cat([o for o, _ in outs], 1), torch.cat([s for _, s in outs], 1))]
+
+
+def _count_read(group: list[LayerMemory], select: Select, picked: Rows, rows: Rows) -> None:
+    """Each request's tokens that the selection reads, of those that it could."""
+    share = picked.count // rows.count
+    for memory, read, stored in zip(
+        group, picked.length.numpy().reshape(len(group), -1), rows.length.numpy().reshape(len(group), -1), strict=True
+    ):
+        memory.count(select, tokens_read=int(read.sum()), tokens_stored=int(stored.sum()) * share)
 
 
 def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach: Reach) -> Part:
@@ -143,35 +152,3 @@ def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach:
     weight = store["weight"][where] if memory.plan.weighted else None
     s = memory.shape
     return attend_rows(q, k, v, local.table, local.length, reach.spans, reach.lo, reach.hi, s.scale, softcap=s.softcap, weight=weight)
-
-
-def materialise(memory: LayerMemory, store: Pool, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor]:
-    """Rows decoded into a pool of their own: k [S, D, W], v [S, W, D], the rows over it, and the S source pages."""
-    used = torch.arange(rows.table.shape[1]) < rows.filled[:, None]
-    where = rows.table[used].long()
-    table = torch.full(rows.table.shape, -1, dtype=torch.int32)
-    table[used] = torch.arange(len(where), dtype=torch.int32)
-    k, v = memory.encode.read(store, where, memory.layer)
-    return k, v, Rows(table, rows.length, rows.grain), where
-
-
-def _fetched(memory: LayerMemory, q: Tensor, rows: Rows, lo: int, hi: int, view: LayerView, place: Place) -> Part:
-    """One range of KV heads: its pages are copied to the device, attended, and given back."""
-    shape, requests = memory.shape, view.step.requests
-    per = rows.count // requests // shape.kv_heads
-    mine = [r for b in range(requests) for r in range((b * shape.kv_heads + lo) * per, (b * shape.kv_heads + hi) * per)]
-    part = Rows(rows.table[mine], rows.length[mine], rows.grain)
-    stage = memory.pools.stage(memory.store)
-    used = torch.arange(part.table.shape[1]) < part.filled[:, None]
-    source = part.table[used].long()
-    pages = stage.take(len(source))
-    target = torch.from_numpy(pages).long()
-    for name in memory.store.fields:
-        stage[name][target] = memory.store[name][source].to(stage.device, non_blocking=True)
-    table = torch.full(part.table.shape, -1, dtype=torch.int32)
-    table[used] = target.to(torch.int32)
-    view.count(place, bytes_fetched=len(source) * stage.page_bytes)
-    heads = q[:, lo * shape.group : hi * shape.group].contiguous()
-    out = attend_store(memory, heads, stage, Rows(table, part.length, part.grain), Reach(view.step.spans))
-    stage.give(pages)
-    return out

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..kernels import attend_rows, merge
 from ..roles import Frame, Position
 from ..values import Rows, Step
+from .fetch import fetched, head_parts, materialise
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
@@ -39,7 +40,7 @@ def attend_frames(group: list[LayerMemory], q: Tensor, step: Step, position: Pos
 
 def _one(memory: LayerMemory, q: Tensor, step: Step, position: Position) -> Tensor:
     shape, heads = memory.shape, []
-    for first, last, zones in _uniform(memory):
+    for first, last, zones in _uniform(memory, step):
         part = q[:, first * shape.group : last * shape.group].contiguous()
         parts = [_frame(memory, part, step, position, frame, zone) for frame in position.frames() for zone in zones]
         heads.append(merge([o for o, _ in parts], [s for _, s in parts])[0])
@@ -67,12 +68,12 @@ def _rotated(memory: LayerMemory, k: Tensor, pos: Tensor) -> Tensor:
     return flat.view(k.shape[0], k.shape[2], k.shape[1]).transpose(1, 2).contiguous()
 
 
-def _uniform(memory: LayerMemory) -> Iterator[tuple[int, int, list[Bare]]]:
+def _uniform(memory: LayerMemory, step: Step) -> Iterator[tuple[int, int, list[Bare]]]:
     """Ranges of KV heads that hold the same positions, with their zones."""
     heads = memory.shape.kv_heads
     settled = memory.settled_field("pos") if memory.settled is not None else []
     same = all(torch.equal(settled[0], p) for p in settled[1:])
-    for first, last in [(0, heads)] if same else [(h, h + 1) for h in range(heads)]:
+    for first, last in head_parts(memory, step, alike=same) if settled else [(0, heads)]:
         yield first, last, [*_settled(memory, first, last, settled), _recent(memory, first, last)]
 
 
@@ -87,10 +88,9 @@ def _recent(memory: LayerMemory, first: int, last: int) -> Bare:
 
 
 def _settled(memory: LayerMemory, first: int, last: int, settled: list[Tensor]) -> list[Bare]:
-    from .attend import materialise
-
     if memory.settled is None or not memory.settled.length[first:last].any():
         return []
-    k, v, rows, where = materialise(memory, memory.store, memory.rows().part(first, last))
-    weight = memory.store["weight"][where] if memory.plan.weighted else None
-    return [Bare(k, v, memory.store["pos"][where].long(), rows, settled[first].long(), weight)]
+    with fetched([memory], memory.rows(), first, last) as (store, part):
+        k, v, rows, where = materialise(memory, store, part)
+        weight = store["weight"][where] if memory.plan.weighted else None
+        return [Bare(k, v, store["pos"][where].long(), rows, settled[first].long(), weight)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels import row_mass
 from ..values import Step
+from .fetch import fetched, head_parts, materialise
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
@@ -22,7 +23,7 @@ def observe(group: list[LayerMemory], q: Tensor, lse: Tensor, step: Step) -> Non
 
 
 def _mass(memory: LayerMemory, q: Tensor, lse: Tensor, step: Step) -> Tensor:
-    from .attend import materialise, visible
+    from .attend import visible
 
     s, rows, raw = memory.shape, memory.recent.rows(), memory.recent.pool
     lo, hi = visible([memory], step)
@@ -30,7 +31,12 @@ def _mass(memory: LayerMemory, q: Tensor, lse: Tensor, step: Step) -> Tensor:
     recent = recent[:, : len(memory.pos)]
     if memory.settled is None or not memory.settled.length.any():
         return recent
-    k, _, local, where = materialise(memory, memory.store, memory.rows())
-    weight = memory.store["weight"][where] if memory.plan.weighted else None
-    old = row_mass(q, k, local.table, local.length, step.spans, None, None, lse, s.scale, softcap=s.softcap, weight=weight)
-    return torch.cat([old[:, : int(memory.settled.length.max())], recent], 1)
+    old = []
+    for first, last in head_parts(memory, step):
+        heads = slice(first * s.group, last * s.group)
+        with fetched([memory], memory.rows(), first, last) as (store, part):
+            k, _, local, where = materialise(memory, store, part)
+            weight = store["weight"][where] if memory.plan.weighted else None
+        at = (local.table, local.length, step.spans, None, None, lse[:, heads].contiguous(), s.scale)
+        old.append(row_mass(q[:, heads].contiguous(), k, *at, softcap=s.softcap, weight=weight))
+    return torch.cat([torch.cat(old)[:, : int(memory.settled.length.max())], recent], 1)

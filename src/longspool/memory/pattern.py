@@ -12,6 +12,7 @@ from torch import Tensor
 from ..kernels import attend_blocks, merge
 from ..roles import Pattern
 from ..values import Blocks, Rows, Step
+from .fetch import fetched, head_parts, materialise
 from .view import LayerView
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def density(blocks: Blocks, keys: int, queries: int) -> dict[str, float]:
 def attend_pattern(memory: LayerMemory, q: Tensor, step: Step, blocks: Blocks) -> Tensor:
     """[N, H, D] of one request, each zone apart and merged."""
     s, heads = memory.shape, []
-    for first, last, zones in _uniform(memory):
+    for first, last, zones in _uniform(memory, step):
         mine = Blocks(
             blocks.index[first * s.group : last * s.group].contiguous(),
             blocks.count[first * s.group : last * s.group].contiguous(),
@@ -66,16 +67,14 @@ def _zone(memory: LayerMemory, q: Tensor, step: Step, blocks: Blocks, zone: Zone
     )
 
 
-def _uniform(memory: LayerMemory) -> Iterator[tuple[int, int, list[Zone]]]:
+def _uniform(memory: LayerMemory, step: Step) -> Iterator[tuple[int, int, list[Zone]]]:
     """Ranges of KV heads whose settled rows are of one length, with their zones."""
-    from .attend import materialise
-
     heads, pool, recent = memory.shape.kv_heads, memory.recent.pool, memory.recent.rows()
-    old = memory.rows().length
-    if memory.settled is None or not old.any():
+    old = memory.rows()
+    if memory.settled is None or not old.length.any():
         yield 0, heads, [(pool["k"], pool["v"], recent, 0)]
         return
-    ranges = [(0, heads)] if bool((old == old[0]).all()) else [(h, h + 1) for h in range(heads)]
-    for first, last in ranges:
-        k, v, rows, _ = materialise(memory, memory.store, memory.rows().part(first, last))
-        yield first, last, [(k, v, rows, 0), (pool["k"], pool["v"], recent.part(first, last), int(old[first]))]
+    for first, last in head_parts(memory, step, alike=bool((old.length == old.length[0]).all())):
+        with fetched([memory], old, first, last) as (store, part):
+            k, v, rows, _ = materialise(memory, store, part)
+        yield first, last, [(k, v, rows, 0), (pool["k"], pool["v"], recent.part(first, last), int(old.length[first]))]
