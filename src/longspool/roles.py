@@ -219,6 +219,10 @@ class Admit(Role):
         """Which tokens may settle: bool [R, T] for k, v [R, T, D] and pos int64 [R, T] of one request."""
         raise NotImplementedError
 
+    def admits(self, tokens: int) -> int:
+        """How many of so many old tokens settle at most; what admission control counts on."""
+        return tokens
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -241,6 +245,10 @@ class Evict(Role):
 
     def peak(self, tokens: int, chunk: int) -> int:
         """The most raw tokens a row holds before eviction runs, for a prompt of so many tokens read in chunks."""
+        return tokens
+
+    def bound(self, tokens: int) -> int:
+        """The most tokens a row holds after it has run, of so many."""
         return tokens
 
     def keep(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Kept:
@@ -286,6 +294,10 @@ class Place(Role):
         """Ranges of KV heads that are attended one after another; each is fetched to the device, attended, merged."""
         raise NotImplementedError
 
+    def widest(self, heads: int) -> int:
+        """How many of so many KV heads are fetched at once at most."""
+        return heads
+
 
 class Select(Role):
     def fields(self, shape: Shape, page: int) -> dict[str, Field]:
@@ -317,6 +329,10 @@ class Decode(Role):
     def flow(self, request: Request, reply: Tensor) -> Flow:
         """How tokens are drawn after the prompt, from its last reply on: yields Asks and Emits."""
         raise NotImplementedError
+
+    def beside(self) -> tuple[Method, ...]:
+        """The methods of a second memory that the flow keeps, if it does."""
+        return ()
 
 
 class Review(Role):

@@ -102,7 +102,7 @@ class Engine:
             self._advance(request, None)
 
     def _need(self, request: Request) -> int:
-        return need(request.plan, request.asked + request.sampling.max_tokens, self.chunk)
+        return need(request.plan, request.asked, self.chunk, request.sampling.max_tokens)
 
     def _swept(self) -> list[Request]:
         """The requests that have ended, which run no more."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 from ..memory.pool import item
 from ..memory.pools import settled_fields
 from ..memory.raw import Raw
-from ..plan import LayerPlan, Plan
-from ..roles import Evict
+from ..plan import Item, LayerPlan, Plan, resolve
+from ..roles import Admit, Decode, Evict, Place
 from ..values import Shape
 
 
@@ -19,23 +20,84 @@ def page_bytes(plan: LayerPlan, shape: Shape) -> tuple[int, int]:
     return raw * shape.kv_heads, settled * shape.kv_heads
 
 
-def need(plan: Plan, tokens: int, chunk: int) -> int:
-    """Bytes at the peak of a request of so many tokens, prompt and answer."""
-    total = 0
-    for layer in plan.layers:
-        raw, settled = page_bytes(layer, plan.shape)
-        recent = layer.needs.recent + layer.page
-        if layer.window is not None:
-            total += raw * -(-min(tokens, layer.window + recent + chunk) // layer.page)
-        elif not layer.settles:
-            total += raw * -(-tokens // layer.page)
-        else:
-            kept = min([e.peak(tokens, chunk) for e in layer.chain(Evict)], default=0)
-            fresh = min(tokens, max(recent + chunk, kept))
-            total += raw * -(-fresh // layer.page) + settled * -(-(0 if kept else max(tokens - fresh, 0)) // layer.page)
+@functools.lru_cache(maxsize=256)
+def need(plan: Plan, prompt: int, chunk: int, answer: int = 0) -> int:
+    """Bytes on the device at the peak of a request: while its prompt is read in chunks, or when its answer ends."""
+    total = sum(max(_reading(layer, plan.shape, prompt, chunk), _holding(layer, plan.shape, prompt, answer)) for layer in plan.layers)
+    total += sum(_side(layer, plan.shape, prompt + answer) for layer in plan.layers)
+    total += max(_staged(layer, plan.shape, prompt + answer) for layer in plan.layers)
+    for method in plan.methods:
+        if isinstance(method, Decode) and (inner := method.beside()):
+            draft = resolve(tuple(map(Item, inner)), plan.shape, plan.dtype, method.needs().recent)
+            total += sum(_holding(layer, plan.shape, prompt, answer) for layer in draft.layers)
     return total
 
 
 def growth(plan: Plan, tokens: int) -> int:
-    """Bytes that a step of so many new tokens can add."""
-    return sum(page_bytes(layer, plan.shape)[0] * (-(-tokens // layer.page) + 1) for layer in plan.layers)
+    """Bytes that a step of so many new tokens can add on the device."""
+    total = widest = 0
+    for layer in plan.layers:
+        raw, settled = page_bytes(layer, plan.shape)
+        pages = _pages(tokens, layer) + 1
+        total += max(raw, settled) * pages + _queries(layer, plan.shape)
+        # A layer settles before it lets go of what was raw; the others don't do that at the same time.
+        widest = max(widest, settled * pages)
+    return total + widest
+
+
+def _reading(layer: LayerPlan, shape: Shape, prompt: int, chunk: int) -> int:
+    raw, settled = page_bytes(layer, shape)
+    fresh = layer.needs.recent + layer.page + chunk
+    if layer.window is not None:
+        return raw * _pages(min(prompt, layer.window + fresh), layer)
+    if not layer.settles:
+        return raw * _pages(prompt, layer)
+    evicts = layer.chain(Evict)
+    if evicts and min(e.peak(prompt, chunk) for e in evicts) >= prompt:
+        return raw * _pages(prompt, layer)
+    return raw * _pages(min(prompt, fresh), layer) + _old(layer, settled, _kept(layer, max(prompt - layer.needs.recent, 0)))
+
+
+def _holding(layer: LayerPlan, shape: Shape, prompt: int, answer: int) -> int:
+    raw, settled = page_bytes(layer, shape)
+    recent = layer.needs.recent + layer.page
+    if layer.window is not None:
+        return raw * _pages(min(prompt + answer, layer.window + recent), layer)
+    if not layer.settles:
+        return raw * _pages(prompt + answer, layer)
+    later = min(answer, min((a.admits(answer) for a in layer.chain(Admit)), default=answer))
+    old = _kept(layer, max(prompt - layer.needs.recent, 0)) + later
+    return raw * _pages(min(prompt + answer, recent), layer) + _old(layer, settled, old)
+
+
+def _kept(layer: LayerPlan, tokens: int) -> int:
+    """How many of so many old tokens of the prompt stay at most."""
+    return min([tokens, *(a.admits(tokens) for a in layer.chain(Admit)), *(e.bound(tokens) for e in layer.chain(Evict))])
+
+
+def _old(layer: LayerPlan, settled: int, tokens: int) -> int:
+    """Bytes of settled tokens on the device; heads that differ in length may each begin one more page."""
+    place = layer.one(Place)
+    return 0 if place and place.home != "device" else settled * (_pages(tokens, layer) + layer.ragged)
+
+
+def _staged(layer: LayerPlan, shape: Shape, tokens: int) -> int:
+    """Bytes that are fetched to the device at once."""
+    place = layer.one(Place)
+    if place is None or place.home == "device":
+        return 0
+    return page_bytes(layer, shape)[1] * place.widest(shape.kv_heads) // shape.kv_heads * _pages(tokens, layer)
+
+
+def _side(layer: LayerPlan, shape: Shape, tokens: int) -> int:
+    """Bytes of kept queries and of the page tables, which grow by half."""
+    return _queries(layer, shape) + 2 * shape.kv_heads * (8 + 6 * (_pages(tokens, layer) + 4))
+
+
+def _queries(layer: LayerPlan, shape: Shape) -> int:
+    keep = layer.needs.queries and layer.needs.queries + layer.rollback
+    return 2 * keep * shape.heads * shape.head_dim * 4
+
+
+def _pages(tokens: int, layer: LayerPlan) -> int:
+    return -(-tokens // layer.page)

@@ -15,7 +15,7 @@ from ..model.build import Model
 from ..model.layers import Block
 from ..model.rope import Rope
 from ..plan import Plan
-from ..roles import Prune, Skip
+from ..roles import Evict, Prune, Skip
 from ..values import Step
 from ..values.flow import Ask
 
@@ -151,10 +151,13 @@ def _settle(layer: int, group: Group) -> None:
     plan = group.plan.layers[layer]
     if not plan.settles and plan.window is None:
         return
+    evicts = plan.chain(Evict)
     for b, memory in enumerate(group.memories):
         own = memory[layer]
-        if own.restless:
-            step = group.step if len(group.memories) == 1 else group.step.of(b)
+        if not own.restless and not evicts:
+            continue
+        step = group.step if len(group.memories) == 1 else group.step.of(b)
+        if own.restless or own.due(step):
             own.settle(LayerView(layer, own.shape, step, own.rows(), (own,)))
 
 

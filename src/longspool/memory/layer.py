@@ -13,7 +13,7 @@ from ..kernels import append_rows, gather_rows
 from ..method import Method
 from ..plan import LayerPlan
 from ..roles import Admit, Evict, Kept, Select
-from ..values import Rows
+from ..values import Rows, Step
 from .pool import Pool
 from .pools import Pools, encoder
 from .positions import Positions
@@ -123,10 +123,9 @@ class LayerMemory:
         if self.settled is None:
             return
         n = max(len(self.pos) - plan.needs.recent, 0) // page * page
-        evicts = plan.chain(Evict)
-        due = [e for e in evicts if e.due(step)]
-        waits = evicts and not due and step.phase == "prefill" and not step.final[0]
-        if n == 0 or waits:
+        due = self.due(step)
+        waits = plan.chain(Evict) and not due and step.phase == "prefill" and not step.final[0]
+        if waits or not (n or (due and self.settled.length.any())):
             return
         self.held = len(self.pos) - n
         if due:
@@ -136,7 +135,12 @@ class LayerMemory:
             self._append(self._admitted(k, v, self._pos_rows(n), view))
         else:
             self._hand_over(n)
-        self._drop(n)
+        if n:
+            self._drop(n)
+
+    def due(self, step: Step) -> list[Evict]:
+        """The evictors that run after this step."""
+        return [e for e in self.plan.chain(Evict) if e.due(step)]
 
     def _drop(self, n: int) -> None:
         """The n oldest tokens, whole pages, leave the recent zone."""
@@ -175,11 +179,14 @@ class LayerMemory:
         """Everything settled competes with the n tokens that are due; what is kept is written anew."""
         assert self.settled is not None
         k, v, pos, weight = self._candidates(n, view)
+        all_of_them = int((pos >= 0).sum())
         for method in evicts:
             before = int((pos >= 0).sum())
             kept = method.keep(k, v, pos, view)
             k, v, pos, weight = _apply(kept, k, v, pos, weight)
             self.count(method, candidates=before, evicted=before - int((pos >= 0).sum()))
+        if n == 0 and int((pos >= 0).sum()) == all_of_them:
+            return
         self.settled.truncate(0)
         self._append(
             [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import torch
 
 from ..plan import LayerPlan
@@ -12,10 +13,12 @@ from .raw import Raw
 
 
 class Pools:
-    """Makes pools on demand. `capacity` is the address space of each in bytes; what is not touched costs nothing."""
+    """Makes pools on demand. `capacity` is the address space in bytes of each on the device, the machine's memory that of the others;
+    what is not touched costs nothing."""
 
     def __init__(self, shape: Shape, capacity: int, device: torch.device | None = None) -> None:
         self.shape, self.capacity, self.device = shape, capacity, device
+        self.beyond = max(psutil.virtual_memory().total, capacity)
         self.ledger = Ledger()
         self._made: dict[tuple[object, ...], Pool] = {}
 
@@ -35,7 +38,7 @@ class Pools:
     def _pool(self, layer: int, fields: dict[str, Field], page: int, tier: str) -> Pool:
         key = (layer, tuple(fields.items()), page, tier)
         if key not in self._made:
-            self._made[key] = Pool(fields, page, tier, self.ledger, self.capacity, self.device)
+            self._made[key] = Pool(fields, page, tier, self.ledger, self.capacity if tier == "device" else self.beyond, self.device)
         return self._made[key]
 
     def check(self) -> None:

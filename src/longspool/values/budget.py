@@ -41,6 +41,11 @@ def tokens(budget: Budget, measure: Measure) -> int:
     return max(int(parse_bytes(budget) / measure.token_bytes), 1)
 
 
+def counts_tokens(budget: Budget) -> bool:
+    """Whether it is understood without knowing the model: tokens or a ratio."""
+    return isinstance(budget, int) or _RATIO.fullmatch(budget) is not None
+
+
 def problems(budget: Budget, least: int) -> list[str]:
     """Sentences that say what is wrong with a budget; `least` tokens are protected and must fit."""
     if isinstance(budget, bool) or not isinstance(budget, (int, str)):

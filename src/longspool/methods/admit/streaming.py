@@ -38,5 +38,8 @@ class Streaming(Method, Admit):
     def admit(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Tensor:
         return pos < self.sinks
 
+    def admits(self, tokens: int) -> int:
+        return min(self.sinks, tokens)
+
     def cost(self, shape: Shape) -> Cost:
         return Cost(moved=(self.sinks + self.window) * shape.head_dim * 4)

@@ -44,6 +44,9 @@ class VeriCache(Method, Decode):
         idle = [m.slug for m in self.inner if not isinstance(m, Admit | Evict | Encode | Select)]
         return reasons + [f"{slug} does not compress the memory and can't be drafted on." for slug in idle]
 
+    def beside(self) -> tuple[Method, ...]:
+        return self.inner
+
     def flow(self, request: Request, reply: Tensor) -> Flow:
         last = request.pick(reply)
         if not (yield Emit((last,))):

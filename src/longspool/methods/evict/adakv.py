@@ -47,6 +47,9 @@ class AdaKV(Method, Evict):
     def peak(self, count: int, chunk: int) -> int:
         return self.inner.peak(count, chunk)
 
+    def bound(self, count: int) -> int:
+        return self.inner.bound(count)
+
     def keep(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Kept:
         return self.inner.keep_allotted(k, v, pos, view, self.allot)
 

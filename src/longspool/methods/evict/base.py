@@ -11,7 +11,7 @@ from torch import Tensor
 from ...method import Cost, Method
 from ...roles import Evict, Kept, View
 from ...values import Shape, Step
-from ...values.budget import Budget, problems, tokens
+from ...values.budget import Budget, Measure, counts_tokens, problems, tokens
 
 Allot = Callable[[Tensor, int], Tensor]
 """From scores [R, T] (padding scores -inf) and an equal share to the tokens of each row, int64 [R]."""
@@ -53,9 +53,10 @@ class ScoreEvict(Method, Evict):
         return last // self.when != (first - 1) // self.when
 
     def peak(self, count: int, chunk: int) -> int:
-        if self.when == "prompt" or not isinstance(self.budget, int):
-            return count
-        return min(count, self.budget + chunk)
+        return count if self.when == "prompt" else min(count, self.bound(count) + chunk)
+
+    def bound(self, count: int) -> int:
+        return min(tokens(self.budget, Measure(count, 1)), count) if counts_tokens(self.budget) else count
 
     def score(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Tensor:
         """How much each candidate matters, [R, T] for k, v [R, T, D]."""

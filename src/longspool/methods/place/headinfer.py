@@ -43,5 +43,8 @@ class HeadInfer(Method, Place):
         for lo in range(0, heads, self.heads):
             yield lo, min(lo + self.heads, heads)
 
+    def widest(self, heads: int) -> int:
+        return self.heads
+
     def cost(self, shape: Shape) -> Cost:
         return Cost(host=4 * shape.head_dim, moved=4 * shape.head_dim)
