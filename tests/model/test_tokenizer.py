@@ -247,6 +247,13 @@ def test_directory_mistakes_are_sentences(directory: Path, tmp_path_factory: pyt
         assert "\n" not in str(error.value) and "tokenizer" in str(error.value)
 
 
+def test_sentencepiece_directory_without_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    monkeypatch.setattr("longspool.model.tokenizer._has_protobuf", lambda: False)
+    with pytest.raises(ModelError, match=r"only a sentencepiece tokenizer\.model, whose conversion needs protobuf: `pip install protobuf`"):
+        Tokenizer.from_directory(tmp_path, {})
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

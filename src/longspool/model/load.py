@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import re
+import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from .tokenizer import Tokenizer
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt"]
 _HUB_SKIP = ["original/*", "consolidated*"]
 _SAMPLES, _SAMPLE = 256, 4096
+_LOOSE = 1 << 26  # bytes read between two calls of trim
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ def load(
     tokenizer = source.tokenizer()
     shelf = Shelf(source, kind, target, progress or (lambda fraction, text: None))
     model = build(config, shelf)
+    trim()
     report = LoadReport(
         path=path,
         architecture=config.family,
@@ -89,7 +94,8 @@ class Shelf:
         self.parameters = self.nbytes = 0
         self.kinds: Counter[str] = Counter()
         self._source, self._kind, self._device, self._progress = source, kind, device, progress
-        self._done, self._total = 0, sum(source.sizes.values()) or 1
+        self._done = self._loose = 0
+        self._total = sum(source.sizes.values()) or 1
 
     def __contains__(self, name: object) -> bool:
         return name in self._source.sizes
@@ -100,6 +106,10 @@ class Shelf:
         self._progress(self._done / self._total, f"reading {name}")
         found = self._source.read(name, self._form(name)).to(self._device)
         self._done += self._source.sizes[name]
+        self._loose += self._source.sizes[name]
+        if self._loose > _LOOSE:
+            trim()
+            self._loose = 0
         self.parameters += found.numel() if isinstance(found, Tensor) else found.rows * found.cols
         self.nbytes += found.nbytes
         self.kinds["f32" if isinstance(found, Tensor) else found.kind] += 1
@@ -109,6 +119,13 @@ class Shelf:
         """The embedding and the head suffer most from 4 bits, so int4 keeps them at 8, as GGUF files do."""
         edge = name.endswith(("embed_tokens.weight", "lm_head.weight"))
         return "int8" if edge and self._kind == "int4" else self._kind
+
+
+def trim() -> None:
+    """Give freed memory back to the system: glibc keeps blocks of up to 32 MB, a third more than the weights after a large model."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # other C libraries keep none and have no such call
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def fingerprint(source: Source, weights: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,8 @@ class Tokenizer:
             raise ModelError(f"{path} holds no tokenizer: one of {', '.join(_FILES)} is expected.")
         if (path / "tokenizer.json").is_file():
             read_json(path / "tokenizer.json", "the tokenizer")  # damage is told here in a sentence
+        elif (path / "tokenizer.model").is_file() and not _has_protobuf():
+            raise ModelError(f"{path} has only a sentencepiece tokenizer.model, whose conversion needs protobuf: `pip install protobuf`.")
         from transformers import AutoTokenizer, PreTrainedTokenizerFast  # a second's import, which a GGUF model needs only to chat
 
         try:
@@ -127,6 +130,10 @@ class Tokenizer:
             self._made = PreTrainedTokenizerFast(tokenizer_object=self._core, **self._named)  # type: ignore[no-untyped-call]
             self._made.chat_template = self._template
         return self._made
+
+
+def _has_protobuf() -> bool:
+    return importlib.util.find_spec("google") is not None and importlib.util.find_spec("google.protobuf") is not None
 
 
 def _ids(value: object) -> list[int]:
