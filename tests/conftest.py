@@ -5,6 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny models are slower on several threads; a test of the real one may raise it."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
