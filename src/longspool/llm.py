@@ -148,7 +148,7 @@ class LLM:
         for method in plan.chain(Prompt):
             (message,) = method.rewrite([{"role": "user", "content": prompt}], lambda text: len(self.tokenizer.encode(text)))
             prompt = message["content"]
-        return self.tokenizer.encode(prompt)
+        return self.tokenizer.encode(prompt, special=True)
 
     def _forced(self, ids: Sequence[int], prefill: int | None, recipe: str | None) -> Iterator[Tensor]:
         plan = self.plan_for(recipe)
