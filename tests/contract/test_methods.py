@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from torch import Tensor
 from longspool.engine.request import Request
 from longspool.errors import PlanError
 from longspool.memory import Pool
+from longspool.memory.file import load, save
 from longspool.memory.positions import Positions
 from longspool.method import LOSSLESS, Method, registry
 from longspool.plan import Item
@@ -224,13 +226,27 @@ def test_books_the_bytes_that_it_holds(name: str) -> None:
             assert -1 not in pages
             held[zone.pool.tier] += sum(zone.pool[f][p].nbytes for f in zone.pool.fields for p in pages)
             held["device"] += zone.table.nbytes + zone.length.nbytes
-        held["device"] += sum(q.nbytes for q in layer._queries) + layer.pos.nbytes
+        held["device"] += sum(q.nbytes for q in layer.past) + layer.pos.nbytes
     assert memory.tiers() == held == rig.pools.ledger.now
     assert memory.bytes == sum(held.values())
     memory.free()
     assert memory.bytes == 0 and not any(memory.tiers().values())
     assert not any(rig.pools.ledger.now.values())
     rig.pools.check()
+
+
+@METHODS
+def test_goes_to_disk_and_back(name: str, tmp_path: Path) -> None:
+    rig, other = Rig(), Rig()
+    plan = rig.plan(small(example(name)), torch.float16)
+    memory = rig.read(plan, IDS[:PROMPT], 64)
+    rig.drip(memory, IDS[PROMPT : PROMPT + 2])
+    assert save(memory, tmp_path / "memory", "tiny") == (tmp_path / "memory").stat().st_size
+    again = load(tmp_path / "memory", plan, other.pools, other.engine._rotates, "tiny")
+    for layer in range(3):
+        assert all(map(torch.equal, again.positions(layer), memory.positions(layer)))
+    assert torch.equal(other.drip(again, IDS[PROMPT + 2 :]), rig.drip(memory, IDS[PROMPT + 2 :]))
+    again.check()
 
 
 @METHODS

@@ -40,7 +40,7 @@ class LayerMemory:
         self.held = self._side = 0
         self.gone = 0
         """The position after the last token that has left the recent zone."""
-        self._queries: list[Tensor] = []
+        self.past: list[Tensor] = []
 
     # ---- what it holds
 
@@ -52,11 +52,11 @@ class LayerMemory:
 
     def queries(self) -> Tensor:
         """The last queries, [H, n, D]."""
-        return torch.cat(self._queries)[-self.plan.needs.queries :].transpose(0, 1)
+        return torch.cat(self.past)[-self.plan.needs.queries :].transpose(0, 1)
 
-    def _remember(self, queries: list[Tensor]) -> None:
-        self.pools.ledger.add("device", sum(q.nbytes for q in queries) - sum(q.nbytes for q in self._queries))
-        self._queries = queries
+    def remember(self, queries: list[Tensor]) -> None:
+        self.pools.ledger.add("device", sum(q.nbytes for q in queries) - sum(q.nbytes for q in self.past))
+        self.past = queries
 
     def keys(self) -> list[Tensor]:
         """All keys, settled ones first, per KV head [T, D]."""
@@ -102,12 +102,12 @@ class LayerMemory:
         """Make room for one request's new tokens and remember its queries; the keys are appended by `write`."""
         self.recent.grow(pos.shape[0])
         self.pos.append(pos.numpy())
-        self._account()
+        self.account()
         if keep := self.plan.needs.queries:
             keep += self.plan.rollback
-            self._remember([*self._queries, q[-keep:].clone()])
-            if len(q) > 1 or len(self._queries) > keep:
-                self._remember([torch.cat(self._queries)[-keep:].clone()])
+            self.remember([*self.past, q[-keep:].clone()])
+            if len(q) > 1 or len(self.past) > keep:
+                self.remember([torch.cat(self.past)[-keep:].clone()])
 
     @property
     def restless(self) -> bool:
@@ -128,9 +128,9 @@ class LayerMemory:
         self.gone = int(self.pos.array(n)[-1]) + 1
         self.recent.drop_front(n // self.recent.pool.page)
         self.pos.drop(n)
-        self._account()
+        self.account()
 
-    def _account(self) -> None:
+    def account(self) -> None:
         """Book the bytes that the positions take."""
         if (size := self.pos.nbytes) != self._side:
             self.pools.ledger.add("device", size - self._side)
@@ -161,9 +161,9 @@ class LayerMemory:
             )
         self.recent.truncate(n)
         self.pos.keep(n)
-        self._account()
-        if self._queries:
-            self._remember([torch.cat(self._queries)[:-taken].clone()])
+        self.account()
+        if self.past:
+            self.remember([torch.cat(self.past)[:-taken].clone()])
 
     def fork(self, notes: Notes, actions: Counters) -> LayerMemory:
         """The same tokens; pages are shared until one side writes."""
@@ -172,8 +172,8 @@ class LayerMemory:
         if self.settled is not None and twin.settled is not None:
             twin.settled.take_over(self.settled)
         twin.pos, twin.gone = self.pos.copy(), self.gone
-        twin._account()
-        twin._remember(list(self._queries))
+        twin.account()
+        twin.remember(list(self.past))
         return twin
 
     def take_over(self, other: LayerMemory, since: int = 0) -> None:
@@ -188,18 +188,18 @@ class LayerMemory:
         start = self.recent.length.copy()
         self.recent.grow(len(pos))
         self.pos.append(pos)
-        self._account()
+        self.account()
         table, heads = self.recent.rows().table, self.shape.kv_heads
         k, v = torch.cat([k for k, _ in rows]), torch.cat([v for _, v in rows])
         append_rows(self.recent.pool["k"], self.recent.pool["v"], table, torch.from_numpy(start), k, v, torch.arange(heads + 1) * len(pos))
         if self.plan.needs.queries:
-            self._remember(list(other._queries))
+            self.remember(list(other.past))
 
     def free(self) -> None:
         """Give every page back."""
-        self._remember([])
+        self.remember([])
         self.pos.keep(0)
-        self._account()
+        self.account()
         self.recent.free()
         if self.settled is not None:
             self.settled.free()
@@ -208,7 +208,7 @@ class LayerMemory:
     def bytes(self) -> int:
         """Live bytes: pages in full, tables, positions and kept queries."""
         zones = [self.recent] if self.settled is None else [self.recent, self.settled]
-        return sum(z.bytes + z.side for z in zones) + self.pos.nbytes + sum(q.nbytes for q in self._queries)
+        return sum(z.bytes + z.side for z in zones) + self.pos.nbytes + sum(q.nbytes for q in self.past)
 
     def check(self) -> None:
         """Raise AssertionError where tables, lengths and positions don't fit together."""

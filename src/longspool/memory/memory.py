@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from ..errors import LongspoolError
 from ..plan import Plan
 from ..roles import RequestMemory
 from ..values import Step
@@ -53,9 +54,13 @@ class Memory:
         """The same tokens under another plan, settled as after a prompt. `step` is the last one that this memory saw."""
         twin = Memory(plan, self.pools, self.rotates)
         twin.seen = self.seen
-        for old, new in zip(self.layers, twin.layers, strict=True):
-            new.take_over(old)
-            new.settle(LayerView(new.layer, new.shape, step, new.rows(), (new,)))
+        try:
+            for old, new in zip(self.layers, twin.layers, strict=True):
+                new.take_over(old)
+                new.settle(LayerView(new.layer, new.shape, step, new.rows(), (new,)))
+        except LongspoolError:
+            twin.free()
+            raise
         return twin
 
     def adopt(self, other: RequestMemory, since: int) -> None:
