@@ -47,7 +47,7 @@ class Op:
 
     def __call__(self, first: Tensor | list[Tensor], *args: object, **kw: object) -> Any:
         lead = first[0] if isinstance(first, list) else first
-        kind = forced() or ("gpu" if lead.device.type == "cuda" else "cpu")
+        kind = forced() or ("gpu" if lead.is_cuda else "cpu")
         if kind != "ref":
             module = _module(self.name, kind)
             why = module if isinstance(module, str) else module.can(first, *args, **kw)

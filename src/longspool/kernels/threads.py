@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numba
 import torch
+from numba import types
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -22,10 +23,14 @@ def _share_openmp() -> str:
     except ImportError as problem:
         return f"Numba's OpenMP layer can't be loaded ({problem}); its own threads are slower to start"
     numba.config.THREADING_LAYER = "omp"
+    count = torch.get_num_threads()
+    numba.get_num_threads()  # starts the threads, and with that sets OpenMP's number of them, which is torch's too
+    torch.set_num_threads(count)
     return ""
 
 
 slow_threads = _share_openmp()
+most: int = numba.config.NUMBA_NUM_THREADS
 
 
 def njit(function: F) -> F:
@@ -38,9 +43,18 @@ def pnjit(function: F) -> F:
     return numba.njit(cache=True, nogil=True, parallel=True, fastmath=False, error_model="numpy")(function)
 
 
+# `numba.set_num_threads` for use inside a kernel; Numba's own form of it keeps a kernel from being stored on disk.
+use_threads = types.ExternalFunction("set_num_threads", types.void(types.int32))
+
+
+def chunks() -> int:
+    """Torch's threads, for a kernel that hands the number to `use_threads` itself: from outside that costs 1 us."""
+    return min(torch.get_num_threads(), most)
+
+
 def threads() -> int:
     """Chunks to cut work into: torch's threads, of which Numba takes as many."""
-    count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    count = chunks()
     if count != numba.get_num_threads():
         numba.set_num_threads(count)
     return count

@@ -60,8 +60,8 @@ class Packed:
     address: tuple[int, int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Kernels take addresses: fetching three of them anew costs as much as the smallest product.
-        parts = (self.codes, self.scale, self.low)
+        # CPU kernels take addresses: fetching three of them anew costs as much as the smallest product.
+        parts = (self.codes, self.scale, self.low) if self.codes.device.type == "cpu" else (None, None, None)
         object.__setattr__(self, "address", tuple(0 if t is None else t.data_ptr() for t in parts))
 
     @staticmethod
@@ -145,6 +145,10 @@ class Packed:
     @property
     def device(self) -> torch.device:
         return self.codes.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.codes.is_cuda
 
     @property
     def nbytes(self) -> int:
