@@ -68,7 +68,7 @@ class LayerMemory:
         rows, heads = self.recent.rows(), self.shape.kv_heads
         index = torch.arange(first, first + n).repeat(heads)
         k, v = gather_rows(self.recent.pool["k"], self.recent.pool["v"], rows.table, index, torch.arange(heads + 1) * n)
-        return list(zip(k.view(heads, n, -1), v.view(heads, n, -1), strict=True))
+        return list(zip(k.view(heads, n, k.shape[-1]), v.view(heads, n, v.shape[-1]), strict=True))
 
     def read_settled(self) -> list[tuple[Tensor, Tensor]]:
         """Per KV head k, v [n, D] of the settled tokens, decoded."""
