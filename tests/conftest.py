@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+# The peers of model/ serve the tests of the engine too.
+sys.path.append(str(Path(__file__).parent / "model"))
 
 
 @pytest.fixture(scope="session", autouse=True)
