@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from longspool.method import Method, Needs, Paper
-from longspool.roles import Admit, Evict, Kept, Prune, View
+from longspool.method import LOSSLESS, Method, Needs, Paper
+from longspool.roles import Admit, Evict, Ingest, Kept, Prompt, Prune, Request, Reuse, Review, Skip, Stop, View
 from longspool.values import Step
+from longspool.values.flow import Flow
 
 PAPER = Paper("", "A toy", "none")
 
@@ -97,3 +99,107 @@ class Halve(Method, Prune):
 
     def survivors(self, x: Tensor, view: View) -> Tensor:
         return torch.arange(0, len(x), 2)
+
+
+@dataclass(frozen=True)
+class Leave(Method, Skip):
+    """Leaves out layers in one phase, or in all."""
+
+    phase: str = ""
+    slug: ClassVar[str] = "leave"
+    paper: ClassVar[Paper] = PAPER
+    identity: ClassVar[float] = 1.0
+
+    def skip(self, layer: int, x: Tensor, step: Step) -> bool:
+        return self.phase in ("", step.phase)
+
+
+@dataclass(frozen=True)
+class Twice(Method, Ingest):
+    """Reads the first half of the prompt, forgets it and reads everything."""
+
+    slug: ClassVar[str] = "twice"
+    paper: ClassVar[Paper] = PAPER
+    identity: ClassVar[str] = LOSSLESS
+
+    def needs(self) -> Needs:
+        return Needs(recent=1 << 20)
+
+    def flow(self, request: Request) -> Flow:
+        half = request.prompt[: len(request.prompt) // 2]
+        yield request.ask(half, "prefill", want="none")
+        request.memory.truncate(0)
+        request.count(self, halves=1)
+        reply = None
+        for first in range(0, len(request.prompt), 50):
+            reply = yield request.ask(request.prompt[first : first + 50], "prefill")
+        return reply
+
+
+@dataclass(frozen=True)
+class Shelf(Method, Reuse):
+    """Every prompt's memory in a dict."""
+
+    slug: ClassVar[str] = "shelf"
+    paper: ClassVar[Paper] = PAPER
+    identity: ClassVar[str] = LOSSLESS
+    known: ClassVar[dict[tuple[int, ...], object]] = {}
+
+    def lookup(self, ids: tuple[int, ...]) -> object | None:
+        prefixes = [key for key in self.known if ids[: len(key)] == key]
+        return self.known[max(prefixes, key=len)] if prefixes else None
+
+    def store(self, ids: tuple[int, ...], memory: object) -> None:
+        if ids in self.known:
+            self.known[ids].free()  # type: ignore[attr-defined]
+        self.known[ids] = memory
+
+
+@dataclass(frozen=True)
+class Five(Method, Stop):
+    """Ends an answer after five tokens, or at a letter."""
+
+    letter: str = ""
+    slug: ClassVar[str] = "five"
+    paper: ClassVar[Paper] = PAPER
+    identity: ClassVar[dict[str, object]] = {}
+
+    def done(self, tokens: tuple[int, ...], text: str) -> bool:
+        return self.letter in text if self.letter else len(tokens) == 5
+
+
+@dataclass(frozen=True)
+class Cut(Method, Prompt):
+    """Keeps the last `words` words of every user message."""
+
+    words: int = 3
+    slug: ClassVar[str] = "cut"
+    paper: ClassVar[Paper] = PAPER
+    identity: ClassVar[dict[str, object]] = {"words": 1 << 30}
+
+    def rewrite(self, messages: list[dict[str, str]], count: Callable[[str], int]) -> list[dict[str, str]]:
+        return [m | {"content": " ".join(m["content"].split()[-self.words :])} if m["role"] == "user" else m for m in messages]
+
+
+@dataclass(frozen=True)
+class Again(Method, Review):
+    """Looks at the prompt's last `tokens` once more: on a fork that it throws away, or in place, so that the reply is a new one."""
+
+    tokens: int = 4
+    place: bool = False
+    slug: ClassVar[str] = "again"
+    paper: ClassVar[Paper] = PAPER
+    identity: ClassVar[str] = LOSSLESS
+
+    def needs(self) -> Needs:
+        return Needs(recent=self.tokens)
+
+    def review(self, request: Request) -> Flow:
+        memory = request.memory if self.place else request.memory.fork()
+        memory.truncate(len(request.prompt) - self.tokens)
+        reply = yield request.ask(request.prompt[-self.tokens :], "verify", memory)
+        request.count(self, passes=1)
+        if self.place:
+            return reply
+        memory.free()
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from .engine.sampler import Sampling
 from .engine.score import teacher_forced
 from .errors import LongspoolError, PromptTooLong
 from .memory import DTYPES
+from .memory.view import Counters
 from .method import registry
 from .model.load import Loaded, load
 from .model.pull import Progress
@@ -38,6 +39,14 @@ class Piece:
 
     text: str
     result: Result | None = None
+
+
+class Prepared(list[int]):
+    """A prompt's tokens, and what the recipe's Prompt methods did to it."""
+
+    def __init__(self, ids: Iterable[int], actions: Counters | None = None) -> None:
+        super().__init__(ids)
+        self.actions: Counters = actions or {}
 
 
 class LLM:
@@ -99,11 +108,8 @@ class LLM:
 
     def chat_ids(self, messages: Sequence[Message], recipe: str | None = None) -> list[int]:
         """A conversation as tokens, after the recipe's Prompt methods have rewritten it."""
-        plan = self.plan_for(recipe)
-        rewritten = [dict(m) for m in messages]
-        for method in plan.chain(Prompt):
-            rewritten = method.rewrite(rewritten, lambda text: len(self.tokenizer.encode(text)))
-        return self.tokenizer.chat(rewritten)
+        rewritten, actions = self._rewritten([dict(m) for m in messages], self.plan_for(recipe))
+        return Prepared(self.tokenizer.chat(rewritten), actions)
 
     def logits(self, ids: Sequence[int], prefill: int | None = None, *, recipe: str | None = None) -> Tensor:
         """Teacher-forced logits fp32 [N, V] under the recipe: the first `prefill` tokens (default: half) are read as a prompt, the
@@ -127,15 +133,21 @@ class LLM:
         ids = self._ids(prompt, plan)
         wish = replace(wish, max_tokens=min(wish.max_tokens, plan.context - len(ids)))
         made = [
-            Request(ids, plan, wish, frozenset(self.tokenizer.eos), self.model.shape.vocab, i, Answer(self.tokenizer, wish.stop))
+            Request(
+                ids, plan, wish, frozenset(self.tokenizer.eos), self.model.shape.vocab, i, Answer(self.tokenizer, wish.stop), ids.actions
+            )
             for i in range(wish.n)
         ]
         made[0].siblings = made[1:]
         return made
 
-    def _ids(self, prompt: Text, plan: Plan) -> list[int]:
+    def _ids(self, prompt: Text, plan: Plan) -> Prepared:
         """A prompt's tokens, checked."""
-        ids = self._rewritten(prompt, plan) if isinstance(prompt, str) else [int(i) for i in prompt]
+        if isinstance(prompt, str):
+            (message,), actions = self._rewritten([{"role": "user", "content": prompt}], plan)
+            ids = Prepared(self.tokenizer.encode(message["content"], special=True), actions)
+        else:
+            ids = prompt if isinstance(prompt, Prepared) else Prepared(int(i) for i in prompt)
         if not ids or (isinstance(prompt, str) and not prompt.strip()):
             raise LongspoolError("The prompt is empty; give at least one word.")
         if bad := [i for i in ids if not 0 <= i < self.model.shape.vocab]:
@@ -144,11 +156,19 @@ class LLM:
             raise PromptTooLong(_too_long(len(ids), plan))
         return ids
 
-    def _rewritten(self, prompt: str, plan: Plan) -> list[int]:
-        for method in plan.chain(Prompt):
-            (message,) = method.rewrite([{"role": "user", "content": prompt}], lambda text: len(self.tokenizer.encode(text)))
-            prompt = message["content"]
-        return self.tokenizer.encode(prompt, special=True)
+    def _rewritten(self, messages: list[Message], plan: Plan) -> tuple[list[Message], Counters]:
+        """Messages after the recipe's Prompt methods, and how many tokens each took away."""
+
+        def count(text: str) -> int:
+            return len(self.tokenizer.encode(text))
+
+        actions: Counters = {}
+        for method in (m for m in plan.methods if isinstance(m, Prompt)):
+            before = sum(count(m["content"]) for m in messages)
+            messages = method.rewrite(messages, count)
+            after = sum(count(m["content"]) for m in messages)
+            actions[method.slug] = {"tokens_before": before, "tokens_after": after} if after != before else {}
+        return messages, actions
 
     def _forced(self, ids: Sequence[int], prefill: int | None, recipe: str | None) -> Iterator[Tensor]:
         plan = self.plan_for(recipe)

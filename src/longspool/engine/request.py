@@ -10,7 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..errors import LongspoolError
 from ..memory import Memory
+from ..memory.view import Counters
 from ..method import Method
 from ..plan import Item, Plan, resolve
 from ..roles import Decode, Head, Ingest, Position, RequestMemory, Reuse, Review, Stop
@@ -55,6 +57,7 @@ class Request:
         vocab: int,
         index: int = 0,
         answer: Answer | None = None,
+        before: Counters | None = None,
     ) -> None:
         self.prompt, self.plan, self.sampling, self.index, self.answer = list(prompt), plan, sampling, index, answer
         self.asked = len(prompt)
@@ -69,7 +72,8 @@ class Request:
         self.preempted = self.reused = 0
         self.chunk = 2048
         self.memory: Memory
-        self.actions: dict[str, dict[str, float]] = {}
+        self.actions: Counters = before or {}
+        """What each method did: before the request began, and when it has ended in all."""
         self.held: dict[str, int] = {}
         self.pending: Ask[Memory] | None = None
         self._reply: Tensor | None = None
@@ -102,8 +106,12 @@ class Request:
         if not isinstance(known, Memory) or known.plan != self.plan:
             return
         twin = known.fork()
-        if twin.seen >= len(self.prompt):
-            twin.truncate(len(self.prompt) - 1)
+        try:
+            if twin.seen >= len(self.prompt):
+                twin.truncate(len(self.prompt) - 1)
+        except LongspoolError:  # it has settled
+            twin.free()
+            return
         self.memory.free()
         self.memory, self.reused = twin, twin.seen
         self.count(method, reused=twin.seen)
@@ -217,7 +225,7 @@ class Request:
         if self.flow is not None:
             self.flow.close()
             self.flow = None
-            self.actions = {name: dict(c) for name, c in self.memory.actions.items()}
+            self.actions = self.actions | {name: self.actions.get(name, {}) | c for name, c in self.memory.actions.items()}
             self.held = self.memory.tiers()
             self.memory.free()
         if self.answer is not None:

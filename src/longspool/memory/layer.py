@@ -152,9 +152,9 @@ class LayerMemory:
         """Forget the tokens at position `upto` and later. Reaches only into the recent zone."""
         n = int(self.pos.below(upto))
         taken = len(self.pos) - n
-        if not taken:
+        if not taken and upto >= self.gone:
             return
-        if upto < self.gone + (self.plan.window or 1) - 1 and self.gone:
+        if self.gone and upto < self.gone + (self.plan.window or 1) - 1:
             raise LongspoolError(
                 f"Layer {self.layer} can't be rolled back to position {upto}: tokens up to {self.gone - 1} have left its recent zone; "
                 "whoever rolls back must declare Needs(recent=...)."
