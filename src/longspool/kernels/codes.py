@@ -1,8 +1,8 @@
 """Quantized pages: keys per channel of a page, values per token, in 8 bits (symmetric) or 4 (with a zero point).
 
-8 bits: value = code * scale, codes int8 in the page's own layout. 4 bits: value = code * scale + zero, two codes a byte, planar:
-a byte of a key page [D, W//2] holds token w in its low and token w + W//2 in its high nibble, a byte of a value page
-[W, D//2] holds dim d low and dim d + D//2 high. So the low nibbles of a vector load are neighbours, and so are the high ones.
+8 bits: value = code * scale, codes int8 in the page's own layout. 4 bits: value = code * scale + zero, two codes a byte. A row of
+codes (a channel's W tokens in a key page, a token's D dims in a value page) is cut into chunks of 16, each stored in eight bytes:
+the low nibble of byte i is code i, the high one code 8 + i. So eight bytes unpack to two vectors of eight neighbours.
 """
 
 from __future__ import annotations
@@ -50,15 +50,25 @@ def _encode(x: Tensor, bits: int, valid: Tensor | None) -> tuple[Tensor, Tensor,
     scale = _positive((high - zero.float()) / 15)
     codes = torch.round((x - zero.float()[..., None]) / scale.float()[..., None]).clamp(0, 15)
     codes = torch.where(seen, codes, 0.0).to(torch.uint8)
-    half = x.shape[-1] // 2
-    return codes[..., :half] | codes[..., half:] << 4, scale, zero
+    return _pack(codes), scale, zero
 
 
 def _decode(codes: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Tensor:
     if bits == 4:
-        codes = torch.cat([codes & 15, codes >> 4], -1)
+        codes = _unpack(codes)
     x = codes.float() * scale.float()[..., None]
     return x if zero is None else x + zero.float()[..., None]
+
+
+def _pack(codes: Tensor) -> Tensor:
+    """uint8 [.., n] with values below 16 -> uint8 [.., n/2]."""
+    low, high = codes.unflatten(-1, (-1, 2, 8)).unbind(-2)
+    return (low | high << 4).flatten(-2)
+
+
+def _unpack(codes: Tensor) -> Tensor:
+    both = codes.unflatten(-1, (-1, 8))
+    return torch.stack([both & 15, both >> 4], -2).flatten(-3)
 
 
 def _positive(scale: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """attend_codes(q, kc, vc, kscale, kzero, vscale, vzero, bits, table, length, spans, lo, hi, scale, softcap=0) -> (out, lse).
 
 As attend_rows over quantized pages (kernels/codes.py has the format). bits 8: kc int8 [Pages, D, W], vc int8 [Pages, W, D], no
-zeros. bits 4: kc uint8 [Pages, D, W//2], vc uint8 [Pages, W, D//2], planar nibbles. kscale, kzero fp16 [Pages, D] per channel of
-a page, vscale, vzero fp16 [Pages, W] per token; kzero and vzero are None for 8 bits. value = code * scale (+ zero).
+zeros. bits 4: kc uint8 [Pages, D, W//2], vc uint8 [Pages, W, D//2], nibbles in chunks of 16 codes. kscale, kzero fp16 [Pages, D]
+per channel of a page, vscale, vzero fp16 [Pages, W] per token; kzero and vzero are None for 8 bits.
+value = code * scale (+ zero).
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+"""attend_codes on the CPU: the same core as attend_rows, over codes and their scales."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..attend_rows.cpu import at, shape_problem
+from ..panels import product, spread
+from ..schedule import run_rows
+
+
+def can(
+    q: Tensor,
+    kc: Tensor,
+    vc: Tensor,
+    kscale: Tensor,
+    kzero: Tensor | None,
+    vscale: Tensor,
+    vzero: Tensor | None,
+    bits: int,
+    table: Tensor,
+    length: Tensor,
+    spans: tuple[int, ...],
+    *rest: object,
+    **kw: object,
+) -> str | None:
+    dim, page = kscale.shape[1], vscale.shape[1]
+    if kc.dtype != (torch.uint8 if bits == 4 else torch.int8):
+        return f"{bits} bits in {kc.dtype} have no kernel"
+    if not (kc.is_contiguous() and vc.is_contiguous()):
+        return "the pool is not contiguous"
+    if bits == 4 and dim % 16:
+        return f"4 bits need a head_dim of a multiple of 16, and it is {dim}"
+    return shape_problem(q, dim, page, table, len(spans) - 1)
+
+
+def run(
+    q: Tensor,
+    kc: Tensor,
+    vc: Tensor,
+    kscale: Tensor,
+    kzero: Tensor | None,
+    vscale: Tensor,
+    vzero: Tensor | None,
+    bits: int,
+    table: Tensor,
+    length: Tensor,
+    spans: tuple[int, ...],
+    lo: Tensor | None,
+    hi: Tensor | None,
+    scale: float,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    form = (table.shape[1], vscale.shape[1], 1, 8 // bits)
+    calls = (product(kc.dtype).address, spread(kc.dtype).address, product(torch.float32, False).address)
+    zeros = (kscale.data_ptr(), at(kzero), vscale.data_ptr(), at(vzero))
+    keys = (kc.data_ptr(), vc.data_ptr(), table.data_ptr(), length.data_ptr(), *form, *calls, *zeros)
+    return run_rows(q, spans, table.shape[0], keys, (at(lo), at(hi), 0, 0, 0), scale, softcap)

@@ -1,0 +1,61 @@
+"""attend_rows on the CPU: tiles.py computes, schedule.py shares the work out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..panels import product, spread
+from ..schedule import run_rows
+from ..tiles import STACK, TILE
+
+STORED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def can(
+    q: Tensor, kp: Tensor, vp: Tensor, table: Tensor, length: Tensor, spans: tuple[int, ...], *rest: object, **kw: object
+) -> str | None:
+    dim, page = kp.shape[1], kp.shape[2]
+    if kp.dtype not in STORED or vp.dtype != kp.dtype:
+        return f"pages of {kp.dtype} and {vp.dtype} have no kernel"
+    if not (kp.is_contiguous() and vp.is_contiguous()):
+        return "the pool is not contiguous"
+    return shape_problem(q, dim, page, table, len(spans) - 1)
+
+
+def shape_problem(q: Tensor, dim: int, page: int, table: Tensor, requests: int) -> str | None:
+    """Why the CPU kernels can't serve these shapes, or None."""
+    if dim % 8 or page % 16 or TILE % page:
+        return f"head_dim {dim} with pages of {page} has no kernel (multiples of 8; 16, 32, 64 or 128)"
+    if requests * q.shape[1] > STACK * table.shape[0]:
+        return f"more than {STACK} query heads share a KV head"
+    return None
+
+
+def at(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def run(
+    q: Tensor,
+    kp: Tensor,
+    vp: Tensor,
+    table: Tensor,
+    length: Tensor,
+    spans: tuple[int, ...],
+    lo: Tensor | None,
+    hi: Tensor | None,
+    scale: float,
+    softcap: float = 0.0,
+    weight: Tensor | None = None,
+    tree: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    sight = (at(lo), at(hi), at(tree), 0 if tree is None else tree.shape[1], at(weight))
+    return run_rows(q, spans, table.shape[0], keys_of(kp, vp, table, length), sight, scale, softcap)
+
+
+def keys_of(kp: Tensor, vp: Tensor, table: Tensor, length: Tensor) -> tuple[int, ...]:
+    """The numbers of `tiles.Keys` for raw pages."""
+    form = (table.shape[1], kp.shape[2], kp.element_size(), 1)
+    calls = (product(kp.dtype).address, spread(kp.dtype).address, product(torch.float32, False).address)
+    return (kp.data_ptr(), vp.data_ptr(), table.data_ptr(), length.data_ptr(), *form, *calls, 0, 0, 0, 0)
