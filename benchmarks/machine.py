@@ -122,6 +122,13 @@ def peak_mb() -> float:
     return seen
 
 
+def forget_peak() -> None:
+    """Let VmHWM begin anew at what is resident now, where the system allows it."""
+    reset = Path("/proc/self/clear_refs")
+    if reset.exists() and os.access(reset, os.W_OK):
+        reset.write_text("5")
+
+
 def _proc(path: str, sign: str) -> dict[str, str]:
     """Lines of `key: value`, the first of each key."""
     pairs: dict[str, str] = {}

@@ -49,13 +49,15 @@ def main(job: Job) -> dict[str, Fact | dict[str, object]]:
         return {"missing": driver.INSTALL, "why": str(error)}
     loaded = time.perf_counter() - start
     given = prompts.read(Path(job.prompts))
+    peak = machine.peak_mb()
     peer.stream(given.warm, 4, lambda token: None)
+    machine.forget_peak()
     facts = TASKS[job.task](peer, job, given)
     return {
         "settings": asdict(driver.VARIANTS[job.variant]),
         "versions": machine.versions(driver.PACKAGES),
         "load_s": round(loaded, 3),
-        "peak_mb": machine.peak_mb(),
+        "peak_mb": max(peak, machine.peak_mb()),
         **facts,
     }
 
