@@ -70,6 +70,12 @@ class LayerPlan:
         return any(self.seats[seat] for seat in SETTLED)
 
     @functools.cached_property
+    def evicts_prompts_only(self) -> bool:
+        """Whether it evicts, but never while decoding."""
+        evicts = self.chain(Evict)
+        return bool(evicts) and not any(e.decodes() for e in evicts)
+
+    @functools.cached_property
     def plain(self) -> bool:
         """Whether a step sees nothing but the recent zone, in the ordinary way."""
         return not (self.settles or self.bare or self.needs.mass or self.seats[Pattern])

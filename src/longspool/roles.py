@@ -243,6 +243,10 @@ class Evict(Role):
         """Whether eviction runs now: after the prompt's last chunk, after every chunk, or also while decoding."""
         return step.phase == "prefill" and step.final[0]
 
+    def decodes(self) -> bool:
+        """Whether it may also run while decoding; if not, the queries it looks at are forgotten once the prompt has settled."""
+        return True
+
     def peak(self, tokens: int, chunk: int) -> int:
         """The most raw tokens a row holds before eviction runs, for a prompt of so many tokens read in chunks."""
         return tokens

@@ -29,7 +29,7 @@ def write(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step)
     start = [m.recent.rows().length for m in group]
     for b, memory in enumerate(group):
         a, e = step.spans[b], step.spans[b + 1]
-        memory.enter(q[a:e], step.pos[a:e])
+        memory.enter(q[a:e], step.pos[a:e], step.phase)
     rows, pool = recent_rows(group), group[0].recent.pool
     first = start[0] if len(start) == 1 else torch.cat(start)
     append_rows(pool["k"], pool["v"], rows.table, first, _by_row(k, step), _by_row(v, step), _offsets(step.spans, k.shape[1]))

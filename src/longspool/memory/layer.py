@@ -14,6 +14,7 @@ from ..method import Method
 from ..plan import LayerPlan
 from ..roles import Evict
 from ..values import Rows, Step
+from ..values.step import Phase
 from .pool import Pool
 from .pools import Pools, encoder
 from .positions import Positions
@@ -98,12 +99,12 @@ class LayerMemory:
 
     # ---- the verbs
 
-    def enter(self, q: Tensor, pos: Tensor) -> None:
+    def enter(self, q: Tensor, pos: Tensor, phase: Phase) -> None:
         """Make room for one request's new tokens and remember its queries; the keys are appended by `write`."""
         self.recent.grow(pos.shape[0])
         self.pos.append(pos.numpy())
         self.account()
-        if keep := self.plan.needs.queries:
+        if (keep := self.plan.needs.queries) and (phase == "prefill" or not self.plan.evicts_prompts_only):
             keep += self.plan.rollback
             self.remember([*self.past, q[-keep:].clone()])
             if len(q) > 1 or len(self.past) > keep:

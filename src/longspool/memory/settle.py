@@ -38,6 +38,8 @@ def settle(memory: LayerMemory, view: LayerView) -> None:
         _hand_over(memory, n)
     if n:
         memory.drop(n)
+    if due and plan.evicts_prompts_only and step.final[0]:
+        memory.remember([])
 
 
 def _slide(memory: LayerMemory, reach: int) -> None:

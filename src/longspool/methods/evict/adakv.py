@@ -44,6 +44,9 @@ class AdaKV(Method, Evict):
     def due(self, step: Step) -> bool:
         return self.inner.due(step)
 
+    def decodes(self) -> bool:
+        return self.inner.decodes()
+
     def peak(self, count: int, chunk: int) -> int:
         return self.inner.peak(count, chunk)
 

@@ -52,6 +52,9 @@ class ScoreEvict(Method, Evict):
         first, last = int(step.pos[0]), int(step.pos[-1])
         return last // self.when != (first - 1) // self.when
 
+    def decodes(self) -> bool:
+        return isinstance(self.when, int)
+
     def peak(self, count: int, chunk: int) -> int:
         return count if self.when == "prompt" else min(count, self.bound(count) + chunk)
 
