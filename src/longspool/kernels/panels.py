@@ -26,7 +26,6 @@ from numba.extending import intrinsic
 from .simd import (
     BYTES,
     HALF,
-    I32,
     I64,
     KIND,
     LANES,
@@ -36,6 +35,7 @@ from .simd import (
     broadcast,
     call,
     const,
+    fetch_line,
     fma,
     is_codes,
     is_nibbles,
@@ -143,7 +143,7 @@ def _deep(builder, kind, rows, vecs, a, a_row, b, b_row, depth, ahead):  # type:
     new = _step(builder, _right(builder, kind, at, vecs, _nibble_mask(builder, zero)), acc, a0, k, tight)
     if ahead is not None:
         for line in range(0, vecs * LANES * BYTES[kind] // (2 if kind == types.uint8 else 1), 64):
-            _prefetch(builder, builder.add(builder.add(at, ahead), ir.Constant(I64, line)))
+            fetch_line(builder, builder.add(builder.add(at, ahead), ir.Constant(I64, line)))
     k2, at2 = builder.add(k, ir.Constant(I64, 1)), builder.add(at, b_row)
     builder.cbranch(builder.icmp_signed("<", k2, depth), loop, done)
     k.add_incoming(ir.Constant(I64, 0), entry)
@@ -156,13 +156,6 @@ def _deep(builder, kind, rows, vecs, a, a_row, b, b_row, depth, ahead):  # type:
             old.add_incoming(fresh, loop)
     builder.position_at_end(done)
     return [[_either(builder, entry, loop, x) for x in row] for row in new]
-
-
-def _prefetch(builder: Builder, address: Value) -> None:
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-    fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(fetch, [builder.inttoptr(address, byte), ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
 
 
 def _either(builder: Builder, entry: ir.Block, loop: ir.Block, value: Value) -> Value:
@@ -272,3 +265,9 @@ def spread(dtype: torch.dtype) -> CFunc:
                 store(target + 64 * r + (x >> 4) * stride + (x & 15) * 4, v, F)
 
     return callback(8, unpack)
+
+
+@cache
+def calls(dtype: torch.dtype) -> tuple[int, int, int]:
+    """The addresses of the product with stored pages, their unpacking, and the product of floats."""
+    return product(dtype).address, spread(dtype).address, product(torch.float32, False).address

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .panels import callback, version
 from .simd import F, exp2, float_at, fma, get64, invoke, lane, load, mul, one, put, put64, splat, store, take, whole
-from .threads import pnjit, threads
+from .threads import chunks, pnjit, use_threads
 from .tiles import LOG2E, STACK, Keys, Queries, Sight, Stack, absorb, close_stack, helper, open_stack, room_at, room_bytes, settle
 
 PIECES = 8  # per thread, so that the last ones to finish wait little
@@ -88,18 +88,23 @@ def task_at(job, i):  # type: ignore[no-untyped-def]
 
 
 @helper
-def add_task(job, i, row, first, tokens, a, b, slot, pieces):  # type: ignore[no-untyped-def]
-    """Task i, whose one run is a to b, for all heads of the row."""
-    at = job.tasks + TASK * i
+def put_task(at, row, first, tokens, head, wide, run, ranges, slot, pieces):  # type: ignore[no-untyped-def]
     put64(at, row)
     put64(at + 8, first)
     put64(at + 16, tokens)
-    put64(at + 24, row % (job.rows // job.requests) * job.group)
-    put64(at + 32, job.group)
-    put64(at + 40, i)
-    put64(at + 48, 1)
+    put64(at + 24, head)
+    put64(at + 32, wide)
+    put64(at + 40, run)
+    put64(at + 48, ranges)
     put64(at + 56, slot)
     put64(at + 64, pieces)
+
+
+@helper
+def add_task(job, i, row, first, tokens, a, b, slot, pieces):  # type: ignore[no-untyped-def]
+    """Task i, whose one run is a to b, for all heads of the row."""
+    head = row % (job.rows // job.requests) * job.group
+    put_task(job.tasks + TASK * i, row, first, tokens, head, job.group, i, 1, slot, pieces)
     put64(job.runs + 16 * i, a)
     put64(job.runs + 16 * i + 8, b)
 
@@ -240,64 +245,79 @@ def launch(before, during, after, block, workers, scratch, room):  # type: ignor
     """Run C functions: before(block), during(block, scratch) on every thread, after(block). 0 stands for none."""
     if before:
         invoke(before, (block,))
-    for w in prange(workers):
-        invoke(during, (block, scratch + w * room))
+    if workers == 1:
+        invoke(during, (block, scratch))
+    else:
+        use_threads(workers)
+        for w in prange(workers):
+            invoke(during, (block, scratch + w * room))
     if after:
         invoke(after, (block,))
 
 
-def run_rows(
-    q: Tensor, spans: tuple[int, ...], rows: int, keys: tuple[int, ...], sight: tuple[int, ...], scale: float, softcap: float
-) -> tuple[Tensor, Tensor]:
-    """Attention of every query token over its rows: out and lse. keys and sight are the numbers of Keys and Sight."""
-    _, heads, dim = q.shape
-    requests, workers = len(spans) - 1, threads()
-    group = requests * heads // max(rows, 1)
-    step = max(1, STACK // max(group, 1))
-    stacks, tokens = 0, 0
+@cache
+def stages() -> tuple[int, int, int]:
+    """The addresses of plan, work and join."""
+    return plan().address, work().address, join().address
+
+
+def whole_numbers(x: Tensor) -> Tensor:
+    """As contiguous int64, without a copy where it is that already."""
+    return x.to(torch.int64).contiguous()
+
+
+def space(spans: tuple[int, ...], rows: int, group: int, workers: int) -> tuple[int, int]:
+    """The most tasks that `plan` writes, and the most rows of partial sums."""
+    step = max(1, STACK // group)
+    stacks, longest = 0, 0
     for a, b in pairwise(spans):
-        stacks, tokens = stacks + (b - a + step - 1) // step, max(tokens, b - a)
-    most = stacks * rows // max(requests, 1) + workers * PIECES + 1
-    partial = 2 * workers * PIECES * min(STACK, tokens * group) * (dim + 24) * 4 if workers > 1 else 0
-    return execute(q, spans, rows, group, keys, sight, scale, softcap, Space(most, most, partial), None)
+        stacks, longest = stacks + (b - a + step - 1) // step, max(longest, b - a)
+    cut = workers * PIECES
+    return stacks * (rows // (len(spans) - 1)) + cut + 1, 2 * cut * min(STACK, longest * group) if workers > 1 else 0
 
 
-class Space(NamedTuple):
-    """Room for tasks and runs, and bytes for the partial sums."""
+def make_block(
+    addresses: tuple[int, int, int],
+    q: Tensor,
+    scale: float,
+    softcap: float,
+    keys: tuple[int, ...],
+    sight: tuple[int, ...],
+    job: tuple[int, ...],
+) -> array:
+    """The numbers of a call: addresses of q, out and lse; keys, sight and job are the numbers of Keys, Sight and Job."""
+    gain, cap = (scale / softcap, softcap * LOG2E) if softcap > 0 else (scale * LOG2E, 0.0)
+    block = array("q", (*addresses, q.shape[1], q.shape[2]))
+    block.frombytes(array("d", (gain, cap)).tobytes())
+    block.extend((*keys, *sight, *job))
+    return block
 
-    tasks: int
-    runs: int
-    partial: int
 
-
-def execute(
+def attend(
     q: Tensor,
     spans: tuple[int, ...],
     rows: int,
-    group: int,
     keys: tuple[int, ...],
     sight: tuple[int, ...],
     scale: float,
     softcap: float,
-    space: Space,
-    given: tuple[int, int, int] | None,
+    given: tuple[int, int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the tasks that are given as (tasks, runs, count), or else planned."""
-    q = q.contiguous()
+    """out and lse over the rows. keys and sight as in make_block; given: tasks, runs and count, else planned here."""
     n, heads, dim = q.shape
-    out, lse = torch.empty_like(q), q.new_empty(n, heads)
-    workers, room = threads(), room_bytes(dim)
-    own = 0 if given else TASK * space.tasks + 16 * space.runs
-    store_ = torch.empty(workers * room + own + space.partial, dtype=torch.uint8)
-    at = store_.data_ptr()
-    plans = at + space.partial
-    tasks, runs, count = given or (plans, plans + TASK * space.tasks, 0)
-    edges = array("q", spans)
-    job = (edges.buffer_info()[0], len(spans) - 1, rows, group, workers, tasks, runs, at, count, 0)
-    gain, cap = (scale / softcap, softcap * LOG2E) if softcap > 0 else (scale * LOG2E, 0.0)
-    block = array("q", (q.data_ptr(), out.data_ptr(), lse.data_ptr(), heads, dim))
-    block.frombytes(array("d", (gain, cap)).tobytes())
-    block.extend((*keys, *sight, *job))
-    before, after = (0, 0) if given else (plan().address, join().address)
-    launch(before, work().address, after, block.buffer_info()[0], workers, plans + own, room)
+    q, out, lse = q.contiguous(), torch.empty(n, heads, dim), torch.empty(n, heads)
+    if n == 0:
+        return out, lse
+    workers, room, group = chunks(), room_bytes(dim), (len(spans) - 1) * heads // rows
+    tasks, partial = (0, 0) if given else space(spans, rows, group, workers)
+    sums, scratch = TASK * tasks + 16 * tasks, TASK * tasks + 16 * tasks + 4 * partial * (dim + 24)
+    memory = torch.empty(scratch + workers * room, dtype=torch.uint8)
+    at, edges = memory.data_ptr(), array("q", spans)
+    plans, runs, count = given or (at, at + TASK * tasks, 0)
+    job = (edges.buffer_info()[0], len(spans) - 1, rows, group, workers, plans, runs, at + sums, count, 0)
+    block = make_block((q.data_ptr(), out.data_ptr(), lse.data_ptr()), q, scale, softcap, keys, sight, job)
+    before, during, after = stages()
+    if given:
+        before, after = 0, 0
+    launch(before, during, after, block.buffer_info()[0], workers, at + scratch, room)
     return out, lse

@@ -107,7 +107,7 @@ def _smaller(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
     return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
-def _fold(combine: Callable) -> Callable:
+def fold(combine: Callable) -> Callable:
     def emit(builder: ir.IRBuilder, v: ir.Value) -> ir.Value:
         for gap in (4, 2, 1):
             mask = ir.Constant(V8I, [(i + gap) % LANES for i in range(LANES)])
@@ -148,9 +148,9 @@ fma = _op(lambda builder, a, b, c: call(builder, "fma", a, b, c), arity=3)
 exp2 = _op(power, arity=1)
 tanh = _op(_tanh, arity=1)
 lane = _op(lambda builder, v: builder.extract_element(v, ir.Constant(I32, 0)), types.float32, arity=1)
-total = _op(_fold(lambda builder, a, b: builder.fadd(a, b)), types.float32, arity=1)
-highest = _op(_fold(_larger), types.float32, arity=1)
-lowest = _op(_fold(_smaller), types.float32, arity=1)
+total = _op(fold(lambda builder, a, b: builder.fadd(a, b)), types.float32, arity=1)
+highest = _op(fold(_larger), types.float32, arity=1)
+lowest = _op(fold(_smaller), types.float32, arity=1)
 
 
 @intrinsic
@@ -310,3 +310,21 @@ def float_at(typingctx, address):  # type: ignore[no-untyped-def]
     """The float64 at an address."""
     kind = ir.DoubleType()
     return types.float64(types.int64), lambda context, builder, sig, args: builder.load(pointer(builder, args[0], kind), align=8)
+
+
+@intrinsic
+def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at an address, which need not be valid."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        fetch_line(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(address), codegen
+
+
+def fetch_line(builder: ir.IRBuilder, address: ir.Value) -> None:
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(fetch, [builder.inttoptr(address, byte), ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])

@@ -177,7 +177,7 @@ def absorb(x, y, z, s, a, b, room):  # type: ignore[no-untyped-def]
     """Take the row's keys a to b into the stack."""
     grain = y.page if y.kscale else 16
     direct = s.rows <= DIRECT
-    for t in range(a // grain * grain, b, TILE):
+    for t in range(a // grain * grain, b if a < b else 0, TILE):
         end = min(t + TILE, b)
         if z.weight:
             weigh(y, z, s.row, t, end, room)
@@ -241,6 +241,9 @@ def unpack_tile(x, y, row, t, end, room):  # type: ignore[no-untyped-def]
         source = y.k + page * x.dim * krow + off * y.item
         to = room.k + 4 * (j - t) * x.dim
         invoke(y.spread, (source, krow, x.dim, n, to, 64 * x.dim, kscale, kzero))
+        if y.v == 0:
+            j += n
+            continue
         at = page * y.page + off
         vscale = y.vscale + 2 * at if y.vscale else 0
         vzero = y.vzero + 2 * at if y.vzero else 0

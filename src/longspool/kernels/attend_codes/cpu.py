@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..attend_rows.cpu import at, shape_problem
-from ..panels import product, spread
-from ..schedule import run_rows
+from ..panels import calls
+from ..schedule import attend
 
 
 def can(
@@ -52,8 +52,7 @@ def run(
     scale: float,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    form = (table.shape[1], vscale.shape[1], 1, 8 // bits)
-    calls = (product(kc.dtype).address, spread(kc.dtype).address, product(torch.float32, False).address)
+    form = (table.shape[1], vscale.shape[1], 1, 8 // bits, *calls(kc.dtype))
     zeros = (kscale.data_ptr(), at(kzero), vscale.data_ptr(), at(vzero))
-    keys = (kc.data_ptr(), vc.data_ptr(), table.data_ptr(), length.data_ptr(), *form, *calls, *zeros)
-    return run_rows(q, spans, table.shape[0], keys, (at(lo), at(hi), 0, 0, 0), scale, softcap)
+    keys = (kc.data_ptr(), vc.data_ptr(), table.data_ptr(), length.data_ptr(), *form, *zeros)
+    return attend(q, spans, table.shape[0], keys, (at(lo), at(hi), 0, 0, 0), scale, softcap)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..panels import product, spread
-from ..schedule import run_rows
+from ..panels import calls
+from ..schedule import attend
 from ..tiles import STACK, TILE
 
 STORED = (torch.float32, torch.float16, torch.bfloat16)
@@ -51,11 +51,10 @@ def run(
     tree: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     sight = (at(lo), at(hi), at(tree), 0 if tree is None else tree.shape[1], at(weight))
-    return run_rows(q, spans, table.shape[0], keys_of(kp, vp, table, length), sight, scale, softcap)
+    return attend(q, spans, table.shape[0], keys_of(kp, vp, table, length), sight, scale, softcap)
 
 
 def keys_of(kp: Tensor, vp: Tensor, table: Tensor, length: Tensor) -> tuple[int, ...]:
     """The numbers of `tiles.Keys` for raw pages."""
-    form = (table.shape[1], kp.shape[2], kp.element_size(), 1)
-    calls = (product(kp.dtype).address, spread(kp.dtype).address, product(torch.float32, False).address)
-    return (kp.data_ptr(), vp.data_ptr(), table.data_ptr(), length.data_ptr(), *form, *calls, 0, 0, 0, 0)
+    pool = (kp.data_ptr(), vp.data_ptr(), table.data_ptr(), length.data_ptr(), table.shape[1])
+    return (*pool, kp.shape[2], kp.element_size(), 1, *calls(kp.dtype), 0, 0, 0, 0)
