@@ -188,8 +188,9 @@ class LLM:
                 if watch is not None:
                     watch(request.reused + request.clock.prefilled, request.asked)
                 if len(answer.text) > shown and not request.done:
-                    yield Piece(answer.text[shown:])
-                    shown = len(answer.text)
+                    fresh = answer.text[shown:]
+                    shown += len(fresh)  # other streams may go on with this request before the next line runs
+                    yield Piece(fresh)
             yield Piece(answer.text[shown:], self._result(request))
         finally:
             self.engine.cancel(request)

@@ -73,7 +73,8 @@ class LayerPlan:
     def evicts_prompts_only(self) -> bool:
         """Whether it evicts, but never while decoding."""
         evicts = self.chain(Evict)
-        return bool(evicts) and not any(e.decodes() for e in evicts)
+        others = any(m.needs().queries for m in self.methods if not isinstance(m, Evict))
+        return bool(evicts) and not others and not any(e.decodes() for e in evicts)
 
     @functools.cached_property
     def plain(self) -> bool:

@@ -15,7 +15,7 @@ from ..model.build import Model
 from ..model.rope import Rope
 from ..plan import Plan
 from ..values.packed import Packed
-from .estimate import growth, need
+from .estimate import need
 from .forward import StepError, forward
 from .request import HeadDraw, Request
 
@@ -129,7 +129,7 @@ class Engine:
     def _within_budget(self, batch: list[Request]) -> list[Request]:
         """Preempt the youngest until this step's growth fits; a request that can't fit alone ends with OutOfMemory."""
         while batch:
-            want = self.pools.ledger.now["device"] + sum(growth(r.memory.plan, len(r.pending.step.ids)) for r in batch if r.pending)
+            want = self.pools.ledger.now["device"] + sum(r.pending.memory.growth(len(r.pending.step.ids)) for r in batch if r.pending)
             if want <= self.budget:
                 return batch
             youngest = self.running[-1]

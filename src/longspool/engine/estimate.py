@@ -29,20 +29,10 @@ def need(plan: Plan, prompt: int, chunk: int, answer: int = 0) -> int:
     for method in plan.methods:
         if isinstance(method, Decode) and (inner := method.beside()):
             draft = resolve(tuple(map(Item, inner)), plan.shape, plan.dtype, method.needs().recent)
-            total += sum(_holding(layer, plan.shape, prompt, answer) for layer in draft.layers)
+            total += sum(_holding(layer, plan.shape, prompt, answer) + _side(layer, plan.shape, prompt + answer) for layer in draft.layers)
+            # It is made layer by layer, each first raw and whole.
+            total += max(page_bytes(layer, plan.shape)[0] * _pages(prompt, layer) for layer in draft.layers)
     return total
-
-
-def growth(plan: Plan, tokens: int) -> int:
-    """Bytes that a step of so many new tokens can add on the device."""
-    total = widest = 0
-    for layer in plan.layers:
-        raw, settled = page_bytes(layer, plan.shape)
-        pages = _pages(tokens, layer) + 1
-        total += max(raw, settled) * pages + _queries(layer, plan.shape)
-        # A layer settles before it lets go of what was raw; the others don't do that at the same time.
-        widest = max(widest, settled * pages)
-    return total + widest
 
 
 def _reading(layer: LayerPlan, shape: Shape, prompt: int, chunk: int) -> int:

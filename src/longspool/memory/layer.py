@@ -12,7 +12,7 @@ from ..errors import LongspoolError
 from ..kernels import append_rows, gather_rows
 from ..method import Method
 from ..plan import LayerPlan
-from ..roles import Evict
+from ..roles import Evict, Place
 from ..values import Rows, Step
 from ..values.step import Phase
 from .pool import Pool
@@ -143,6 +143,29 @@ class LayerMemory:
             for name, amount in amounts.items():
                 self.actions[method.slug][name] += amount
 
+    def growth(self, tokens: int) -> tuple[int, int]:
+        """Bytes on the device that so many new tokens add at most: when the step is over, and more than that while it settles."""
+        raw, heads, keep = self.recent.pool, self.shape.kv_heads, self.plan.needs.queries
+        held, page = len(self.pos), self.recent.pool.page
+        fresh = (-(-(held + tokens) // page) - held // page) * heads
+        side = min(tokens, keep) * self.shape.heads * self.shape.head_dim * 4 + self.recent.growth(fresh)
+        moves = max(held + tokens - self.plan.needs.recent - (self.plan.window or 0), 0) // page * heads
+        if self.settled is None:
+            return fresh * raw.page_bytes + side - moves * raw.page_bytes, moves * raw.page_bytes
+        new = moves + heads * self.plan.ragged if moves else 0
+        settled = new * self.store.page_bytes if self.store.tier == "device" else 0
+        side += self.settled.growth(new)
+        lasting = fresh * raw.page_bytes + side + settled - moves * raw.page_bytes
+        return lasting, moves * raw.page_bytes + max(self._staged() - settled, 0)
+
+    def _staged(self) -> int:
+        """Bytes that are fetched to the device at once."""
+        place = self.plan.one(Place)
+        if self.settled is None or place is None or self.store.tier == "device":
+            return 0
+        heads = self.shape.kv_heads
+        return int(self.settled.filled.max()) * place.widest(heads) * self.store.page_bytes
+
     # ---- life
 
     def rows(self) -> Rows:
@@ -193,7 +216,7 @@ class LayerMemory:
         table, heads = self.recent.rows().table, self.shape.kv_heads
         k, v = torch.cat([k for k, _ in rows]), torch.cat([v for _, v in rows])
         append_rows(self.recent.pool["k"], self.recent.pool["v"], table, torch.from_numpy(start), k, v, torch.arange(heads + 1) * len(pos))
-        if self.plan.needs.queries:
+        if self.plan.needs.queries and (since == 0 or not self.plan.evicts_prompts_only):
             self.remember(list(other.past))
 
     def free(self) -> None:

@@ -63,6 +63,11 @@ class Memory:
             raise
         return twin
 
+    def growth(self, tokens: int) -> int:
+        """Bytes on the device that a step of so many new tokens adds at most, at its peak."""
+        parts = [layer.growth(tokens) for layer in self.layers]
+        return sum(max(lasting, 0) for lasting, _ in parts) + max(peak for _, peak in parts)
+
     def adopt(self, other: RequestMemory, since: int) -> None:
         """Replace the tokens from position `since` on by the other memory's; both hold them in their recent zones."""
         assert isinstance(other, Memory)

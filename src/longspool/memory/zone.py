@@ -59,6 +59,12 @@ class Zone:
         self._rows = None
         self._slack = int(want[0]) * page - int(self.length[0]) if (self.length == self.length[0]).all() else 0
 
+    def growth(self, pages: int) -> int:
+        """Bytes that the tables grow by at most where so many pages are added to all rows together."""
+        rows, width = self.table.shape
+        want = int(self.filled.max(initial=0)) + -(-pages // max(rows, 1))
+        return (max(want, width * 3 // 2) - width) * rows * 4 if want > width else 0
+
     def _extend(self, have: np.ndarray, want: np.ndarray) -> None:
         if (width := int(want.max())) > self.table.shape[1]:
             wider = np.full((len(self.table), max(width, self.table.shape[1] * 3 // 2)), -1, np.int32)
