@@ -41,9 +41,7 @@ def run(x: Tensor, w: Packed) -> Tensor:
     step = max(TILE, SWEEP // cols // TILE * TILE)
     for lo in range(0, tokens, step):
         n = min(step, tokens - lo)
-        # Held here: inside the kernel Numba would free it after taking its address, before the last use of that.
-        space = torch.empty(n * (cols + cols // 32))
-        kernel(source + 4 * lo * cols, sink + 4 * lo * w.rows, space.data_ptr(), n, cols, w.rows, panel, bits, *w.address, chunks())
+        kernel(source + 4 * lo * cols, sink + 4 * lo * w.rows, n, cols, w.rows, panel, bits, *w.address, chunks())
     return out
 
 
@@ -84,16 +82,9 @@ def turn4(x, n, cols, xt, sums):  # type: ignore[no-untyped-def]
 
 
 @njit
-def places(space, tokens, cols):  # type: ignore[no-untyped-def]
-    """Addresses of the turned activations and of their sums. The space itself goes from call to call: Numba frees an array after its
-    last use by name, whatever still holds its address."""
-    return space.ctypes.data, space.ctypes.data + 4 * tokens * cols
-
-
-@njit
-def prepare(x, tokens, cols, bits, space, lo, hi):  # type: ignore[no-untyped-def]
-    """Tiles lo to hi of the activations, turned, to the space: [tokens * cols] and then the sums [tokens * groups]."""
-    xt, sums = places(space, tokens, cols)
+def prepare(x, xt, tokens, cols, bits, lo, hi):  # type: ignore[no-untyped-def]
+    """Tiles lo to hi of the activations, turned, to xt [tokens * cols], and their sums behind them [tokens * groups]."""
+    sums = xt + 4 * tokens * cols
     tiles, groups = (tokens + 5) // 6, cols // 32
     for i in range(lo, hi):
         a = tile(tokens, tiles, i)
@@ -106,9 +97,9 @@ def prepare(x, tokens, cols, bits, space, lo, hi):  # type: ignore[no-untyped-de
 
 
 @njit
-def sweep(out, tokens, cols, rows, panel, bits, codes, scale, low, space, lo, hi):  # type: ignore[no-untyped-def]
+def sweep(out, xt, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi):  # type: ignore[no-untyped-def]
     """Panels lo to hi for all tokens, tile by tile."""
-    xt, sums = places(space, tokens, cols)
+    sums = xt + 4 * tokens * cols
     tiles, groups = (tokens + 5) // 6, cols // 32
     count, code_bytes, scale_bytes = (groups, 128 * bits, 64) if bits < 16 else (cols, 64, 0)
     acc, into = np.empty((6, 32), np.float32), floats(out)
@@ -125,16 +116,15 @@ def sweep(out, tokens, cols, rows, panel, bits, codes, scale, low, space, lo, hi
 
 
 @pnjit
-def kernel(x, out, xt, tokens, cols, rows, panel, bits, codes, scale, low, pieces):  # type: ignore[no-untyped-def]
-    """x [N, K] times the matrix to out [N, M], everything by address; xt has room for the prepared activations."""
+def kernel(x, out, tokens, cols, rows, panel, bits, codes, scale, low, pieces):  # type: ignore[no-untyped-def]
+    """x [N, K] times the matrix to out [N, M], everything by address."""
     use_threads(pieces)
     panels, tiles = (rows + 31) // 32, (tokens + 5) // 6
-    sums = xt + 4 * tokens * cols
     if tiles == 1:
-        prepare(x, tokens, cols, bits, space, 0, 1)
+        prepare(x, xt, tokens, cols, bits, 0, 1)
     else:
         for c in prange(pieces):
-            prepare(x, tokens, cols, bits, space, tiles * c // pieces, tiles * (c + 1) // pieces)
+            prepare(x, xt, tokens, cols, bits, tiles * c // pieces, tiles * (c + 1) // pieces)
     for c in prange(pieces):
         lo, hi = panels * c // pieces, panels * (c + 1) // pieces
-        sweep(out, tokens, cols, rows, panel, bits, codes, scale, low, space, lo, hi)
+        sweep(out, xt, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi)
