@@ -82,9 +82,16 @@ def turn4(x, n, cols, xt, sums):  # type: ignore[no-untyped-def]
 
 
 @njit
-def prepare(x, xt, tokens, cols, bits, lo, hi):  # type: ignore[no-untyped-def]
-    """Tiles lo to hi of the activations, turned, to xt [tokens * cols], and their sums behind them [tokens * groups]."""
-    sums = xt + 4 * tokens * cols
+def places(space, tokens, cols):  # type: ignore[no-untyped-def]
+    """Addresses of the turned activations [tokens * cols] and of their groups' sums behind them. The array itself goes from call to
+    call: Numba frees it after its last use by name, whoever still holds an address."""
+    return space.ctypes.data, space.ctypes.data + 4 * tokens * cols
+
+
+@njit
+def prepare(x, space, tokens, cols, bits, lo, hi):  # type: ignore[no-untyped-def]
+    """Tiles lo to hi of the activations, turned."""
+    xt, sums = places(space, tokens, cols)
     tiles, groups = (tokens + 5) // 6, cols // 32
     for i in range(lo, hi):
         a = tile(tokens, tiles, i)
@@ -97,9 +104,9 @@ def prepare(x, xt, tokens, cols, bits, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @njit
-def sweep(out, xt, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi):  # type: ignore[no-untyped-def]
+def sweep(out, space, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi):  # type: ignore[no-untyped-def]
     """Panels lo to hi for all tokens, tile by tile."""
-    sums = xt + 4 * tokens * cols
+    xt, sums = places(space, tokens, cols)
     tiles, groups = (tokens + 5) // 6, cols // 32
     count, code_bytes, scale_bytes = (groups, 128 * bits, 64) if bits < 16 else (cols, 64, 0)
     acc, into = np.empty((6, 32), np.float32), floats(out)
@@ -120,11 +127,12 @@ def kernel(x, out, tokens, cols, rows, panel, bits, codes, scale, low, pieces): 
     """x [N, K] times the matrix to out [N, M], everything by address."""
     use_threads(pieces)
     panels, tiles = (rows + 31) // 32, (tokens + 5) // 6
+    space = np.empty(tokens * (cols + cols // 32), np.float32)
     if tiles == 1:
-        prepare(x, xt, tokens, cols, bits, 0, 1)
+        prepare(x, space, tokens, cols, bits, 0, 1)
     else:
         for c in prange(pieces):
-            prepare(x, xt, tokens, cols, bits, tiles * c // pieces, tiles * (c + 1) // pieces)
+            prepare(x, space, tokens, cols, bits, tiles * c // pieces, tiles * (c + 1) // pieces)
     for c in prange(pieces):
         lo, hi = panels * c // pieces, panels * (c + 1) // pieces
-        sweep(out, xt, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi)
+        sweep(out, space, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi)
