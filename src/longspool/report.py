@@ -70,7 +70,7 @@ def result(request: Request, ledger: Ledger) -> Result:
         decode_tok_s=(count - 1) / (last - first) if last > first and count > 1 else 0.0,
         memory=_bytes(request, ledger),
         recipe=str(request.plan),
-        actions=request.actions,
+        actions={name: dict(counters) for name, counters in request.actions.items()},  # plain, as asdict wants them
         kernels=kernels.picked(),
         seed=request.sampler.seed,
         reused_tokens=request.reused,
