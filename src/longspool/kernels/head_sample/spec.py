@@ -8,7 +8,8 @@ cap          c > 0 bends the logits, c tanh(z / c)
 token        int64 [B] = argmax_v (z_v / temperature + g_v), g Gumbel noise from Philox4x32-10 keyed by the seed and counted by (offset, v)
 logprob      fp32 [B], of the token under softmax(z / temperature); at temperature 0 under softmax(z)
 
-The noise depends on nothing else, so neither tiles nor shards nor the batch change a token. Logits [B, V] are never held: `tile` rows at a time.
+The noise depends on nothing else, so neither tiles nor shards nor the batch change a token. Logits [B, V] are never held, only
+`tile` rows of them at a time.
 """
 
 from __future__ import annotations
