@@ -151,7 +151,8 @@ class LayerMemory:
         side = min(tokens, keep) * self.shape.heads * self.shape.head_dim * 4 + self.recent.growth(fresh)
         moves = max(held + tokens - self.plan.needs.recent - (self.plan.window or 0), 0) // page * heads
         if self.settled is None:
-            return fresh * raw.page_bytes + side - moves * raw.page_bytes, moves * raw.page_bytes
+            moves = moves if self.plan.window else 0
+            return (fresh - moves) * raw.page_bytes + side, moves * raw.page_bytes
         new = moves + heads * self.plan.ragged if moves else 0
         settled = new * self.store.page_bytes if self.store.tier == "device" else 0
         side += self.settled.growth(new)
