@@ -46,18 +46,21 @@ class Op:
         self.picked: dict[str, str] = {}
 
     def __call__(self, first: Tensor | list[Tensor], *args: object, **kw: object) -> Any:
-        lead = first[0] if isinstance(first, list) else first
-        kind = forced() or ("gpu" if lead.is_cuda else "cpu")
-        if kind != "ref":
-            module = _module(self.name, kind)
-            why = module if isinstance(module, str) else module.can(first, *args, **kw)
-            if not isinstance(module, str) and why is None:
-                self.picked.setdefault(kind, "")
-                return module.run(first, *args, **kw)
-            self.picked.setdefault("ref", f"{kind}: {why}")
-        else:
-            self.picked.setdefault("ref", "asked for by LONGSPOOL_KERNELS")
-        return implementation(self.name, "ref").run(first, *args, **kw)
+        lead = first[0] if type(first) is list else first
+        kind = forced() or ("cpu" if lead.is_cpu else "gpu")  # type: ignore[union-attr]
+        module = _module(self.name, kind)
+        if isinstance(module, str):
+            return self._plain(f"{kind}: {module}", first, *args, **kw)
+        if kind != "ref" and (why := module.can(first, *args, **kw)) is not None:
+            return self._plain(f"{kind}: {why}", first, *args, **kw)
+        if kind not in self.picked:
+            self.picked[kind] = "asked for by LONGSPOOL_KERNELS" if kind == "ref" else ""
+        return module.run(first, *args, **kw)
+
+    def _plain(self, why: str, *args: object, **kw: object) -> Any:
+        """The reference, and the first reason why it had to be."""
+        self.picked.setdefault("ref", why)
+        return implementation(self.name, "ref").run(*args, **kw)
 
 
 def implementation(op: str, kind: str) -> ModuleType:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ class Rows:
     def count(self) -> int:
         return self.table.shape[0]
 
-    @property
+    @functools.cached_property
     def filled(self) -> Tensor:
         """Pages in use, int32 [R]."""
         return torch.div(self.length + self.grain - 1, self.grain, rounding_mode="floor")
@@ -45,14 +47,16 @@ class Rows:
         return Rows(self.table[lo:hi], self.length[lo:hi], self.grain)
 
     def pages(self, pick: Tensor, count: Tensor) -> Rows:
-        """Keep the page ordinals pick int [R, K] (ascending; the first count[r] are valid)."""
-        valid = torch.arange(pick.shape[1]) < count[:, None]
-        table = torch.gather(self.table, 1, torch.where(valid, pick, 0).long())
-        last = torch.gather(pick, 1, (count[:, None] - 1).clamp_min(0).long())[:, 0]
-        tail = self.length - (self.filled - 1) * self.grain
-        full = count.to(torch.int32) * self.grain
-        length = torch.where((last == self.filled - 1) & (count > 0), full - self.grain + tail, full)
-        return Rows(torch.where(valid, table, -1).to(torch.int32), length.to(torch.int32), self.grain)
+        """Keep the page ordinals pick int32 [R, K] (ascending; the first count[r] are valid, -1 after them)."""
+        index, n, filled = pick.numpy(), count.numpy(), self.filled.numpy()
+        rows = np.arange(len(index))
+        table = self.table.numpy()[rows[:, None], index]  # an index of -1 reads some page, and is undone below
+        table[index < 0] = -1
+        length = n * np.int32(self.grain)
+        if index.shape[1]:
+            ragged = (n > 0) & (index[rows, n - 1] == filled - 1)
+            length -= np.where(ragged, filled * self.grain - self.length.numpy(), 0).astype(np.int32)
+        return Rows(torch.from_numpy(table), torch.from_numpy(length), self.grain)
 
     @staticmethod
     def stack(rows: list[Rows]) -> Rows:
