@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING
 from .op import Op, implementation
 
 if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Op: ...
+    append_rows: Op
+    attend_blocks: Op
+    attend_codes: Op
+    attend_rows: Op
+    gather_rows: Op
+    head_sample: Op
+    matmul: Op
+    merge: Op
+    page_bounds: Op
+    page_scores: Op
+    rope: Op
+    row_mass: Op
+    topk_rows: Op
+    unpack: Op
 
 
 names = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/ref.py")))
@@ -20,4 +32,11 @@ for _name in names:
     import_module(f".{_name}", __name__)
     globals()[_name] = Op(_name)
 
-__all__ = ["Op", "implementation", "names"]
+
+def picked() -> dict[str, str]:
+    """Which implementations have run so far in this process, and why not a better one: op -> "cpu" or "ref (reason)"."""
+    ran = {name: globals()[name].picked for name in names}
+    return {name: ", ".join(f"{kind} ({why})" if why else kind for kind, why in found.items()) for name, found in ran.items() if found}
+
+
+__all__ = ["Op", "implementation", "names", "picked"]
