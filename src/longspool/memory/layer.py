@@ -147,7 +147,7 @@ class LayerMemory:
         """Bytes on the device that so many new tokens add at most: when the step is over, and more than that while it settles."""
         raw, heads, keep = self.recent.pool, self.shape.kv_heads, self.plan.needs.queries
         held, page = len(self.pos), self.recent.pool.page
-        fresh = (-(-(held + tokens) // page) - held // page) * heads
+        fresh = self.recent.wants(tokens)
         side = min(tokens, keep) * self.shape.heads * self.shape.head_dim * 4 + self.recent.growth(fresh)
         moves = max(held + tokens - self.plan.needs.recent - (self.plan.window or 0), 0) // page * heads
         if self.settled is None:

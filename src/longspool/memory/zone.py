@@ -59,6 +59,14 @@ class Zone:
         self._rows = None
         self._slack = int(want[0]) * page - int(self.length[0]) if (self.length == self.length[0]).all() else 0
 
+    def wants(self, add: int) -> int:
+        """Pages that `grow` by so many tokens per row takes."""
+        if add <= self._slack:
+            return 0
+        have, part = self.filled, self.length % self.pool.page != 0
+        last = self.table[part, have[part] - 1]
+        return int((-(-(self.length + add) // self.pool.page) - have).sum()) + int((self.pool.refs[last] > 1).sum())
+
     def growth(self, pages: int) -> int:
         """Bytes that the tables grow by at most where so many pages are added to all rows together."""
         rows, width = self.table.shape
