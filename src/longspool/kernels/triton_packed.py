@@ -1,6 +1,7 @@
 """What the Triton kernels over packed matrices share: codes as exact fp16 numbers, a group of 32 columns at a time, with their scales.
 
-The nibbles of a word are taken apart in the order of its bits, and the activations are read in that order of columns instead.
+The nibbles of a word are taken apart in the order of its bits, and the activations are read in that order of columns instead. Codes
+are multiplied as they are and scaled in fp32 after that.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ from torch import Tensor
 
 from ..values import Packed
 from ..values.packed import FORMS
+from .triton_tiles import levelled, product
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a kind is stored, as constants of a kernel: BITS 4, 8 or 16 (a 2-byte float), what is taken from a code, and its scales."""
+    """How a kind is stored, as constants of a kernel: BITS 4 or 8 of a code and what is taken from it, 16 or 32 of a float."""
 
     bits: int
     offset: int = 0
-    scaled: bool = False
-    low: bool = False
 
 
 def layout(w: Packed) -> Layout:
     form = FORMS.get(w.kind)
-    return Layout(16) if form is None else Layout(form.bits, form.offset, True, form.low)
+    return Layout(w.codes.element_size() * 8) if form is None else Layout(form.bits, form.offset)
 
 
 def tensors(w: Packed) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -44,7 +44,7 @@ def column(i, BITS: tl.constexpr):
 
 @triton.jit
 def group_codes(codes, group, m, live, cols, BITS: tl.constexpr, OFFSET: tl.constexpr):
-    """One group of columns of the matrix rows m, [32, M]: exact fp16 codes, or the 2-byte floats themselves."""
+    """One group of columns of the matrix rows m, [32, M]: exact fp16 codes, or the floats themselves."""
     panel, lane = m // 32, m % 32
     if BITS == 4:
         word = group * 4 + tl.arange(0, 4)
@@ -53,9 +53,12 @@ def group_codes(codes, group, m, live, cols, BITS: tl.constexpr, OFFSET: tl.cons
         x = tl.reshape((words[:, None, :] >> shift[None, :, None]) & 15, (32, m.shape[0]))
     else:
         k = group * 32 + tl.arange(0, 32)
-        at = panel.to(tl.int64)[None, :] * (cols * 32) + k[:, None] * 32 + lane[None, :]
+        if BITS == 32:
+            at = m.to(tl.int64)[None, :] * cols + k[:, None]
+        else:
+            at = panel.to(tl.int64)[None, :] * (cols * 32) + k[:, None] * 32 + lane[None, :]
         x = tl.load(codes + at, mask=live[None, :] & (k < cols)[:, None], other=0)
-    if BITS != 16:
+    if BITS < 16:
         x = (x - OFFSET).to(tl.float16)
     return x
 
@@ -65,3 +68,41 @@ def group_number(numbers, group, m, live, cols):
     """A group's scale or low of the matrix rows m, fp32 [M]."""
     at = (m // 32).to(tl.int64) * (cols // 32 * 32) + group * 32 + m % 32
     return tl.load(numbers + at, mask=live, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def multiply(
+    x, codes, scale, low, n, m, real, live, begin, end, cols, BITS: tl.constexpr, OFFSET: tl.constexpr, N: tl.constexpr, M: tl.constexpr
+):
+    """The tokens n times the matrix rows m over the groups begin to end, fp32 [N, M]; one token leaves the tensor cores alone."""
+    if N == 1:
+        y = multiply_one(x + tl.sum(n).to(tl.int64) * cols, codes, scale, low, m, live, begin, end, cols, BITS, OFFSET, M)[None, :]
+    else:
+        y, at, i = tl.zeros((N, M), tl.float32), n.to(tl.int64)[:, None] * cols, column(tl.arange(0, 32), BITS)
+        for group in range(begin, end):
+            k = (group * 32 + i)[None, :]
+            a = tl.load(x + at + k, mask=real[:, None] & (k < cols), other=0.0)
+            level, undo = levelled(a, 1.0)
+            part = product(level, group_codes(codes, group, m, live, cols, BITS, OFFSET)) * undo[:, None]
+            if scale is not None:
+                part *= group_number(scale, group, m, live, cols)[None, :]
+            if low is not None:
+                part += tl.sum(a, 1)[:, None] * group_number(low, group, m, live, cols)[None, :]
+            y += part
+    return y
+
+
+@triton.jit
+def multiply_one(x, codes, scale, low, m, live, begin, end, cols, BITS: tl.constexpr, OFFSET: tl.constexpr, M: tl.constexpr):
+    """One token times the matrix rows m, fp32 [M]."""
+    y, flat, i = tl.zeros((32, M), tl.float32), tl.zeros((M,), tl.float32), column(tl.arange(0, 32), BITS)
+    for group in range(begin, end):
+        k = group * 32 + i
+        a = tl.load(x + k, mask=k < cols, other=0.0)
+        part = a[:, None] * group_codes(codes, group, m, live, cols, BITS, OFFSET).to(tl.float32)
+        if scale is not None:
+            part *= group_number(scale, group, m, live, cols)[None, :]
+        y += part
+        if low is not None:
+            flat += tl.sum(a) * group_number(low, group, m, live, cols)
+    return tl.sum(y, 0) + flat
