@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import torch
 
 # The peers of model/ serve the tests of the engine too.
 sys.path.append(str(Path(__file__).parent / "model"))
+
+
+if not torch.cuda.is_available():
+    # Triton reads it when it is first imported, which any test may do.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

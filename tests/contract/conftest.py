@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    # Read when a Triton kernel is defined, so before the first import of one.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def _spoil(tensor: Tensor) -> Tensor:
