@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from reference import rotate
 from torch import Tensor
 
 from longspool.engine.engine import Engine
@@ -22,7 +23,7 @@ from longspool.model.load import Loaded, LoadReport
 from longspool.model.tiny import tiny
 from longspool.plan import Item, Plan, resolve
 from longspool.recipe import parse
-from longspool.values import Step
+from longspool.values import Shape, Step
 from longspool.values.flow import Ask
 from longspool.values.step import Phase
 
@@ -183,3 +184,42 @@ class Rig:
 
 def tokens(request: Request) -> list[int]:
     return [c.token for c in request.choices]
+
+
+@dataclasses.dataclass
+class Trace:
+    """A dense run's rotated queries [N, H, D] and keys [N, Hkv, D], float64, of one layer."""
+
+    q: Tensor
+    k: Tensor
+
+    def logits(self, shape: Shape, queries: slice, head: int) -> Tensor:
+        """Scaled and capped logits of some tokens of a query head over all keys, float64 [n, N]."""
+        logits = self.q[queries, head] @ self.k[:, head // shape.group].T * shape.scale
+        return torch.tanh(logits / shape.softcap) * shape.softcap if shape.softcap else logits
+
+
+@torch.no_grad()
+def masked_logits(of: Model, ids: Sequence[int], seen: Callable[[int, Trace], Tensor]) -> tuple[Tensor, list[Trace]]:
+    """A plain float64 attention runner in which `seen` says what is visible in a layer: bool [N, N] or [H, N, N], causal already."""
+    x, pos, traces = of.embed(torch.tensor(list(ids))), torch.arange(len(ids)), []
+    for layer, block in enumerate(of.blocks):
+        q, k, v = block.qkv(x)
+        if block.rope is not None:
+            angles = block.rope.angles(pos, len(ids))
+            q, k = rotate(q, *angles), rotate(k, *angles)
+        trace = Trace(q.double(), k.double())
+        traces.append(trace)
+        mask = seen(layer, trace).expand(of.shape.heads, len(ids), len(ids))
+        out = [
+            trace.logits(of.shape, slice(None), h).masked_fill(~mask[h], -torch.inf).softmax(-1) @ v[:, h // of.shape.group].double()
+            for h in range(of.shape.heads)
+        ]
+        x = block.finish(x, torch.stack(out, 1).float())
+    return of.logits(of.final(x)), traces
+
+
+def causal(count: int, window: int | None = None) -> Tensor:
+    """bool [N, N]: each token sees itself and the older ones, or only `window` tokens."""
+    mask = torch.ones(count, count, dtype=torch.bool).tril()
+    return mask if window is None else mask.triu(1 - window)
