@@ -7,7 +7,7 @@ registers: weights are decoded once for all of them, on ports that the multiply-
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from llvmlite import ir
@@ -72,6 +72,59 @@ class Vectors:
         if i == 7:
             return self.b.sitofp(self.b.lshr(words, ir.Constant(I8, [28] * LANES)), F8)
         return self.b.sitofp(self.b.and_(words, ir.Constant(I8, [15 << 4 * i] * LANES)), F8)
+
+
+class Block:
+    """Writes out `count` blocks of a panel as floats: 32 rows of 32 columns each (8 for float kinds), `stride` bytes from row to row."""
+
+    def __init__(self, builder: ir.IRBuilder, store: Store, offset: int, args: list[ir.Value]) -> None:
+        self.v, self.b, self.kind, self.offset = Vectors(builder), builder, store, offset
+        self.codes, self.scale, self.low, self.out, self.stride, self.count = args
+
+    def write(self) -> None:
+        """Eight rows at a time through all blocks: more at once would fall into the same cache sets where the width is a power of 2."""
+        size, step = {"8": (8, 1024), "4": (32, 512)}.get(self.kind, (16, 512))
+        with cgutils.for_range(self.b, I64(4), intp=I64) as strip:
+            out = self.v.at(self.out, self.b.mul(self.b.mul(strip.index, I64(8)), self.stride))
+            with cgutils.for_range(self.b, self.count, intp=I64) as loop:
+                codes = self.v.at(self.codes, self.b.add(self.b.mul(strip.index, I64(size)), self.b.mul(loop.index, I64(step))))
+                scales = self.b.add(self.b.mul(strip.index, I64(16)), self.b.mul(loop.index, I64(64)))
+                to = self.v.at(out, self.b.mul(loop.index, I64(128 if self.kind in "84" else 32)))
+                for start, columns in self.columns(codes, self.v.at(self.scale, scales), self.v.at(self.low, scales)):
+                    for row, vector in enumerate(self.turned(columns)):
+                        self.v.store(vector, self.v.at(to, self.b.mul(self.stride, I64(row))), 4 * start)
+
+    def columns(self, codes: ir.Value, scale: ir.Value, low: ir.Value) -> Iterator[tuple[int, list[ir.Value]]]:
+        """Runs of 8 columns of 8 rows: the first column's number and the vectors."""
+        if self.kind in ("f16", "bf16"):
+            read = self.v.halves if self.kind == "f16" else self.v.brains
+            yield 0, [read(codes, 64 * c) for c in range(8)]
+            return
+        # A code times an fp16 scale is exact in fp32, so that fusing the sum gives the reference's very bits.
+        s = self.v.halves(scale, 0)
+        if self.kind == "8":
+            for start in range(0, 32, 8):
+                yield start, [self.b.fmul(self.v.codes(codes, 32 * (start + c)), s) for c in range(8)]
+            return
+        m = self.b.fmul(s, ir.Constant(F8, [float(-self.offset)] * LANES)) if self.offset > 0 else self.v.halves(low, 0)
+        scales = [self.b.fmul(s, ir.Constant(F8, [1.0 if i == 7 else 16.0**-i] * LANES)) for i in range(8)]
+        for pair in range(2):
+            words = [self.v.load(I8, codes, 128 * (2 * pair + w)) for w in range(2)]
+            for half in range(2):
+                nibbles = [(w, i) for w in words for i in range(half, 8, 2)]
+                yield 16 * half + 8 * pair, [self.v.fma(self.v.nibble(w, i), scales[i], m) for w, i in nibbles]
+
+    def turned(self, rows: list[ir.Value]) -> list[ir.Value]:
+        """The transpose of 8 vectors: in each of three rounds, pairs of vectors swap blocks of 1, 2 and 4 lanes."""
+        for width in (1, 2, 4):
+            turned: list[ir.Value] = [None] * LANES
+            for i in (i for i in range(LANES) if not i & width):
+                low = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
+                high = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
+                for to, mask in ((i, low), (i + width, high)):
+                    turned[to] = self.b.shuffle_vector(rows[i], rows[i + width], ir.Constant(I8, mask))
+            rows = turned
+        return rows
 
 
 class Panel:
@@ -252,6 +305,18 @@ def floats(typing, address):  # type: ignore[no-untyped-def]
     return types.CPointer(types.float32)(address), emit
 
 
+@intrinsic
+def _unpacked(typing, form, codes, scale, low, out, stride, count):  # type: ignore[no-untyped-def]
+    """Blocks of a panel as floats; see Block."""
+    store, offset = FORMS[form]
+
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        Block(builder, store, offset, list(args[1:])).write()
+        return context.get_dummy_value()
+
+    return types.void(form, *[types.int64] * 6), emit
+
+
 # Kept in this file: Numba looks only at the age of a function's own file to see whether its compiled code is still good.
 def panel(form, n, bits, codes, scale, low, xt, sums, count, acc):  # type: ignore[no-untyped-def]
     """n tokens times one panel, to acc [n, 32]; four tokens and more take half a panel at a time to stay in the registers."""
@@ -271,6 +336,16 @@ def panel(form, n, bits, codes, scale, low, xt, sums, count, acc):  # type: igno
                 five(form, c, s, m, xt, sums, count, a)
             else:
                 six(form, c, s, m, xt, sums, count, a)
+
+
+def blocks(form, codes, scale, low, out, stride, count):  # type: ignore[no-untyped-def]
+    _unpacked(form, codes, scale, low, out, stride, count)
+
+
+@functools.cache
+def blocks_address(kind: str) -> int:
+    """`blocks` compiled for a kind."""
+    return int(cfunc(types.void(FORM[kind], *[types.int64] * 6), cache=True)(blocks).address)
 
 
 @functools.cache
