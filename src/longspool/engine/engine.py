@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-import torch
+from torch import Tensor
 
 from ..errors import LongspoolError, OutOfMemory
 from ..kernels import rope
@@ -27,13 +27,13 @@ class Engine:
 
     def __init__(self, model: Model, budget: int, chunk: int = ALONE) -> None:
         self.model, self.budget, self.chunk = model, budget, chunk
-        self.pools = Pools(model.shape, budget)
+        self.pools = Pools(model.shape, budget, model.device)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._rotates = [_rotate(block.rope) for block in model.blocks]
         weight = model.head.weight
         self._head = HeadDraw(
-            Packed.from_float(weight, "f32") if isinstance(weight, torch.Tensor) else weight, model.config.logit_cap or 0.0
+            Packed.from_float(weight, "f32") if isinstance(weight, Tensor) else weight, model.config.logit_cap or 0.0
         )
 
     # ---- requests
@@ -188,4 +188,9 @@ def _rotate(embedding: Rope | None) -> Rotate | None:
     """x [N, A, D] turned at positions [N] by a layer's rotary embedding; None for a layer without one."""
     if embedding is None:
         return None
-    return lambda x, pos: rope(x, *embedding.angles(pos, int(pos.max()) + 1 if len(pos) else 1))
+
+    def turn(x: Tensor, pos: Tensor) -> Tensor:
+        cos, sin = embedding.angles(pos, int(pos.max()) + 1 if len(pos) else 1)
+        return rope(x, cos.to(x.device), sin.to(x.device))
+
+    return turn

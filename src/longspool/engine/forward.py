@@ -116,7 +116,8 @@ def _rotated(rope_of: Rope, q: Tensor, k: Tensor, groups: list[Group], angles: A
     """q and k at the step's positions; layers with the same embedding share the angles."""
     if id(rope_of) not in angles:
         pos = _cat([g.step.pos for g in groups])
-        angles[id(rope_of)] = rope_of.angles(pos, _totals(groups))
+        cos, sin = rope_of.angles(pos, _totals(groups))
+        angles[id(rope_of)] = cos.to(q.device), sin.to(q.device)
     cos, sin = angles[id(rope_of)]
     return rope(q, cos, sin), rope(k, cos, sin)
 

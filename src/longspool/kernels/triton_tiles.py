@@ -36,9 +36,9 @@ LIFT = tl.constexpr(12.0)
 
 def unreachable(x: Tensor) -> str | None:
     """Why Triton can't run on this tensor, or None."""
-    if x.device.type == "cpu" and not triton.knobs.runtime.interpret:
-        return "tensors on the CPU reach Triton only under TRITON_INTERPRET=1"
-    return None
+    if x.device.type == "cuda" or (x.device.type == "cpu" and triton.knobs.runtime.interpret):
+        return None
+    return f"Triton computes on CUDA and ROCm devices, and on the CPU under TRITON_INTERPRET=1; this tensor is on {x.device.type}"
 
 
 def pages_problem(q: Tensor, dim: int, page: int, table: Tensor, requests: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..values import Shape
@@ -22,8 +23,14 @@ class Model:
         self._last = last
         self._table = table
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; a pass computes there, while positions and page tables stay on the CPU."""
+        return self._table.device
+
     def embed(self, ids: Tensor) -> Tensor:
         """Tokens int64 [N] -> the stream, fp32 [N, W]."""
+        ids = ids.to(self.device)
         x = self._table.index_select(0, ids) if isinstance(self._table, Tensor) else self._table.take(ids)
         return x if self.config.embed_scale == 1.0 else x.mul_(self.config.embed_scale)
 

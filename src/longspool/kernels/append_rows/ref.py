@@ -11,7 +11,7 @@ def run(kp: Tensor, vp: Tensor, table: Tensor, start: Tensor, k: Tensor, v: Tens
     bounds = offset.tolist()
     for row, first in enumerate(start.tolist()):
         a, b = bounds[row], bounds[row + 1]
-        at = torch.arange(first, first + b - a, device=k.device)
+        at = torch.arange(first, first + b - a, device=table.device)
         pages, slot = table[row, at // page].long(), at % page
         kp[pages, :, slot] = k[a:b].to(kp.dtype)
         vp[pages, slot] = v[a:b].to(vp.dtype)

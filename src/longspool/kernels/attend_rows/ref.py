@@ -43,9 +43,9 @@ def visible(part: slice, n: int, lo: Tensor | None, hi: Tensor | None, device: t
     j = torch.arange(n, device=device)
     seen = torch.ones(part.stop - part.start, n, dtype=torch.bool, device=device)
     if lo is not None:
-        seen &= j >= lo[part, None]
+        seen &= j >= lo[part, None].to(device)
     if hi is not None:
-        seen &= j < hi[part, None]
+        seen &= j < hi[part, None].to(device)
     return seen
 
 
@@ -54,7 +54,7 @@ def prune(seen: Tensor, tree: Tensor, part: slice, span: tuple[int, int], end: i
     first, n = end - (span[1] - span[0]), seen.shape[1]
     own = torch.arange(n, device=seen.device) - first
     column = own.clamp(0, tree.shape[1] - 1)
-    return seen & ((own < 0) | tree[part][:, column])
+    return seen & ((own < 0) | tree[part].to(seen.device)[:, column])
 
 
 def logits(q: Tensor, k: Tensor, scale: float, softcap: float, weight: Tensor | None) -> Tensor:
