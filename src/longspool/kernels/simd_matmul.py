@@ -7,7 +7,7 @@ registers: weights are decoded once for all of them, on ports that the multiply-
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from llvmlite import ir
@@ -295,14 +295,19 @@ def call(typing, address, *args):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.StarArgTuple.from_types([types.int64] * len(args))), emit
 
 
-@intrinsic
-def floats(typing, address):  # type: ignore[no-untyped-def]
-    """fp32 memory at an address, to be indexed."""
+def _memory(kind: types.Type) -> Callable[[int], Sequence[float]]:
+    @intrinsic
+    def memory(typing, address):  # type: ignore[no-untyped-def]
+        def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
+            return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 
-    def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+        return types.CPointer(kind)(address), emit
 
-    return types.CPointer(types.float32)(address), emit
+    return memory
+
+
+# Memory at an address, to be indexed.
+floats, ints = _memory(types.float32), _memory(types.int32)
 
 
 @intrinsic

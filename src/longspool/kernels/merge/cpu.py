@@ -1,51 +1,75 @@
-"""The exact merge on the CPU: parts are folded in one after another."""
+"""The exact merge of attention over parts on the CPU, in one pass."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
 from numba import prange
 from torch import Tensor
 
+from ..simd_matmul import floats
 from ..threads import chunks, njit, pnjit, use_threads
 
-SMALL = 1 << 15  # values that one thread merges sooner than two can be woken
+WORTH_THREADS = 1 << 15
 
 
 def can(outs: list[Tensor], lses: list[Tensor]) -> str | None:
-    kinds = {t.dtype for t in (*outs, *lses)}
-    return None if kinds == {torch.float32} else f"{', '.join(map(str, kinds))} have no kernel, only float32"
+    for t in (*outs, *lses):
+        if t.dtype != torch.float32:
+            return f"a part is {t.dtype}, not float32"
+        if t.is_cuda:
+            return "a part is on the GPU"
+    return None
 
 
 def run(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    tokens, heads, dim = outs[0].shape
-    out, lse = torch.zeros(tokens * heads, dim), torch.full((tokens * heads,), -torch.inf)
-    into, total = out.numpy(), lse.numpy()
-    for part, weight in zip(outs, lses, strict=True):
-        add, more = part.reshape(-1, dim).numpy(), weight.reshape(-1).numpy()
-        if out.numel() <= SMALL:
-            fold(into, total, add, more, 0, len(total))
-        else:
-            fold_apart(into, total, add, more, chunks())
-    return out.view(tokens, heads, dim), lse.view(tokens, heads)
+    n, heads, dim = outs[0].shape
+    out, lse = torch.empty(n, heads, dim), torch.empty(n, heads)
+    if n * heads:
+        held = [t.contiguous() for t in (*outs, *lses)]
+        parts = np.array([t.data_ptr() for t in held])
+        merge = few if n * heads * dim * len(outs) < WORTH_THREADS else many
+        merge(parts, out.data_ptr(), lse.data_ptr(), n * heads, dim, chunks())
+    return out, lse
 
 
 @njit
-def fold(out, lse, part, more, first, end):  # type: ignore[no-untyped-def]
-    """Take a part into rows first to end of what is merged so far. A part that saw nothing may hold anything, NaN included."""
-    for r in range(first, end):
-        if more[r] == -np.inf:
+def queries(parts, out, lse, dim, lo, hi):  # type: ignore[no-untyped-def]
+    """Queries lo to hi of parts int64 [2 * count]: the addresses of the outputs, then of their log-sums."""
+    count = parts.size // 2
+    weight, total_lse = np.empty(count, np.float32), floats(lse)
+    for q in range(lo, hi):
+        top = np.float32(-np.inf)
+        for p in range(count):
+            top = max(top, floats(parts[count + p])[q])
+        to = floats(out + 4 * q * dim)
+        for i in range(dim):
+            to[i] = np.float32(0)
+        total_lse[q] = top
+        if top == -np.inf:
             continue
-        top = max(lse[r], more[r])
-        old, new = np.exp(np.float64(lse[r] - top)), np.exp(np.float64(more[r] - top))
-        a, b = np.float32(old / (old + new)), np.float32(new / (old + new))
-        lse[r] = np.float32(top + np.log(old + new))
-        for d in range(out.shape[1]):
-            out[r, d] = a * out[r, d] + b * part[r, d]
+        total = np.float32(0)
+        for p in range(count):
+            weight[p] = math.exp(floats(parts[count + p])[q] - top)
+            total += weight[p]
+        total_lse[q] = top + math.log(total)
+        for p in range(count):
+            share = weight[p] / total
+            if share > 0:  # what a part that saw nothing holds may be NaN
+                part = floats(parts[p] + 4 * q * dim)
+                for i in range(dim):
+                    to[i] += share * part[i]
+
+
+@njit
+def few(parts, out, lse, count, dim, pieces):  # type: ignore[no-untyped-def]
+    queries(parts, out, lse, dim, 0, count)
 
 
 @pnjit
-def fold_apart(out, lse, part, more, pieces):  # type: ignore[no-untyped-def]
+def many(parts, out, lse, count, dim, pieces):  # type: ignore[no-untyped-def]
     use_threads(pieces)
     for c in prange(pieces):
-        fold(out, lse, part, more, len(lse) * c // pieces, len(lse) * (c + 1) // pieces)
+        queries(parts, out, lse, dim, count * c // pieces, count * (c + 1) // pieces)

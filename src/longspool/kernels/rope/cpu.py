@@ -1,4 +1,4 @@
-"""Rotary positions on the CPU: one pass over the heads, on one thread where waking a second would cost more."""
+"""Rotary positions on the CPU, in one pass over the heads."""
 
 from __future__ import annotations
 
@@ -6,40 +6,56 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from ..simd_matmul import floats
 from ..threads import chunks, njit, pnjit, use_threads
 
-SMALL = 1 << 15  # values that one thread turns sooner than two can be woken
+# Fewer numbers than this are turned before a second thread is awake.
+WORTH_THREADS = 1 << 15
 
 
 def can(x: Tensor, cos: Tensor, sin: Tensor) -> str | None:
-    return None if x.dtype == cos.dtype == sin.dtype == torch.float32 else f"{x.dtype} has no kernel, only float32"
+    if not x.dtype == cos.dtype == sin.dtype == torch.float32:
+        return f"the numbers are {x.dtype}, {cos.dtype} and {sin.dtype}, not float32"
+    if x.numel() and x.stride(2) != 1:
+        return "the numbers of a head are not neighbours"
+    return None
 
 
 def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    out = torch.empty(x.shape)
-    if x.numel() <= SMALL:
-        turn(x.numpy(), cos.numpy(), sin.numpy(), out.numpy(), 0, x.shape[0])
-    else:
-        turn_apart(x.numpy(), cos.numpy(), sin.numpy(), out.numpy(), chunks())
+    n, heads, dim = x.shape
+    out = torch.empty(n, heads, dim)
+    if x.numel():
+        if not (cos.is_contiguous() and sin.is_contiguous()):
+            cos, sin = cos.contiguous(), sin.contiguous()
+        a, b, _ = x.stride()
+        r = cos.shape[1]
+        turn = few if n * heads * dim < WORTH_THREADS else many
+        turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), n, heads, dim, r, a, b, chunks())
     return out
 
 
 @njit
-def turn(x, cos, sin, out, first, end):  # type: ignore[no-untyped-def]
-    """Tokens first to end."""
-    half, dim = cos.shape[1], x.shape[2]
-    for n in range(first, end):
-        for h in range(x.shape[1]):
-            for i in range(half):
-                a, b, c, s = x[n, h, i], x[n, h, half + i], cos[n, i], sin[n, i]
-                out[n, h, i] = a * c - b * s
-                out[n, h, half + i] = b * c + a * s
-            for i in range(2 * half, dim):
-                out[n, h, i] = x[n, h, i]
+def tokens(x, cos, sin, out, heads, dim, r, a, b, lo, hi):  # type: ignore[no-untyped-def]
+    """Tokens lo to hi; a and b are the strides of x from token to token and from head to head."""
+    for n in range(lo, hi):
+        c, s = floats(cos + 4 * n * r), floats(sin + 4 * n * r)
+        for h in range(heads):
+            from_, to = floats(x + 4 * (n * a + h * b)), floats(out + 4 * (n * heads + h) * dim)
+            for i in range(r):
+                to[i] = from_[i] * c[i] - from_[r + i] * s[i]
+            for i in range(r):
+                to[r + i] = from_[r + i] * c[i] + from_[i] * s[i]
+            for i in range(2 * r, dim):
+                to[i] = from_[i]
+
+
+@njit
+def few(x, cos, sin, out, n, heads, dim, r, a, b, pieces):  # type: ignore[no-untyped-def]
+    tokens(x, cos, sin, out, heads, dim, r, a, b, 0, n)
 
 
 @pnjit
-def turn_apart(x, cos, sin, out, pieces):  # type: ignore[no-untyped-def]
+def many(x, cos, sin, out, n, heads, dim, r, a, b, pieces):  # type: ignore[no-untyped-def]
     use_threads(pieces)
     for c in prange(pieces):
-        turn(x, cos, sin, out, x.shape[0] * c // pieces, x.shape[0] * (c + 1) // pieces)
+        tokens(x, cos, sin, out, heads, dim, r, a, b, n * c // pieces, n * (c + 1) // pieces)

@@ -1,4 +1,4 @@
-"""The highest scores on the CPU: the k-th highest by partial sorting, then one pass in order."""
+"""The k highest scores of each row on the CPU: a radix selection finds the k-th score, one pass collects the indices in order."""
 
 from __future__ import annotations
 
@@ -7,54 +7,98 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from ..simd_matmul import ints
 from ..threads import chunks, njit, pnjit, use_threads
 
-SMALL = 1 << 13  # scores that one thread searches sooner than two can be woken
+WORTH_THREADS = 1 << 15
 
 
 def can(score: Tensor, count: Tensor, k: Tensor) -> str | None:
-    return None if score.dtype == torch.float32 else f"scores of {score.dtype} have no kernel, only float32"
+    if score.dtype != torch.float32:
+        return f"scores are {score.dtype}, not float32"
+    if not count.dtype == k.dtype == torch.int32:
+        return f"counts are {count.dtype} and {k.dtype}, not int32"
+    return None
 
 
 def run(score: Tensor, count: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    rows = score.shape[0]
-    index = torch.full((rows, int(k.max()) if rows else 0), -1, dtype=torch.int32)
-    n = torch.empty(rows, dtype=torch.int32)
-    arrays = (score.contiguous().numpy(), count.numpy(), k.numpy(), index.numpy(), n.numpy())
-    if score.numel() <= SMALL:
-        pick(*arrays, 0, rows)
-    else:
-        pick_apart(*arrays, chunks())
+    rows, width = score.shape
+    score, count, k = score.contiguous(), count.contiguous(), k.contiguous()
+    most = widest(k.data_ptr(), rows)
+    index, n = torch.empty(rows, most, dtype=torch.int32), torch.empty(rows, dtype=torch.int32)
+    choose = few if rows * width < WORTH_THREADS else many
+    choose(score.data_ptr(), count.data_ptr(), k.data_ptr(), index.data_ptr(), n.data_ptr(), rows, width, most, chunks())
     return index, n
 
 
 @njit
-def pick(score, count, k, index, n, first, end):  # type: ignore[no-untyped-def]
-    """Rows first to end."""
-    for r in range(first, end):
-        width, take = count[r], max(min(k[r], count[r]), 0)
-        n[r] = take
-        if take == 0:
-            continue
-        if take == width:
-            for p in range(width):
-                index[r, p] = p
-            continue
-        least = -np.partition(-score[r, :width], take - 1)[take - 1]
-        ties = take
-        for p in range(width):
-            ties -= score[r, p] > least
-        at = 0
-        for p in range(width):
-            tied = score[r, p] == least and ties > 0
-            if score[r, p] > least or tied:
-                index[r, at] = p
-                at += 1
-                ties -= tied
+def widest(k, rows):  # type: ignore[no-untyped-def]
+    most, numbers = 0, ints(k)
+    for r in range(rows):
+        most = max(most, numbers[r])
+    return most
+
+
+@njit
+def order(bits):  # type: ignore[no-untyped-def]
+    """A float's bits as an unsigned integer that sorts alike; -0 becomes 0."""
+    bits = np.uint32(bits)
+    if bits == np.uint32(0x80000000):
+        bits = np.uint32(0)
+    return ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
+
+
+@njit
+def threshold(keys, count, k, bins):  # type: ignore[no-untyped-def]
+    """The k-th highest of the keys, and how many of its equals are taken: 11, 11 and 10 bits at a time, from the top."""
+    prefix, mask, left = np.uint32(0), np.uint32(0), k
+    for shift, width in ((21, 11), (10, 11), (0, 10)):
+        bins[:] = 0
+        low = np.uint32((1 << width) - 1)
+        for i in range(count):
+            if keys[i] & mask == prefix:
+                bins[(keys[i] >> np.uint32(shift)) & low] += 1
+        digit = np.int64(low)
+        while bins[digit] < left:
+            left -= bins[digit]
+            digit -= 1
+        prefix |= np.uint32(digit) << np.uint32(shift)
+        mask |= low << np.uint32(shift)
+    return prefix, left
+
+
+@njit
+def some(score, count, k, index, n, width, most, lo, hi):  # type: ignore[no-untyped-def]
+    """Rows lo to hi."""
+    keys, bins = np.empty(width, np.uint32), np.empty(2048, np.int32)
+    valid, wanted, taken = ints(count), ints(k), ints(n)
+    for r in range(lo, hi):
+        bits, to = ints(score + 4 * r * width), ints(index + 4 * r * most)
+        have = min(np.int64(valid[r]), width)
+        want, at = max(min(np.int64(wanted[r]), have), 0), 0
+        taken[r] = want
+        if 0 < want < have:
+            for i in range(have):
+                keys[i] = order(bits[i])
+            least, equals = threshold(keys, have, want, bins)
+            for i in range(have):
+                if keys[i] > least or (keys[i] == least and equals > 0):
+                    equals -= keys[i] == least
+                    to[at] = i
+                    at += 1
+        for i in range(at, want):
+            to[i] = i
+        for i in range(want, most):
+            to[i] = -1
+
+
+@njit
+def few(score, count, k, index, n, rows, width, most, pieces):  # type: ignore[no-untyped-def]
+    some(score, count, k, index, n, width, most, 0, rows)
 
 
 @pnjit
-def pick_apart(score, count, k, index, n, pieces):  # type: ignore[no-untyped-def]
+def many(score, count, k, index, n, rows, width, most, pieces):  # type: ignore[no-untyped-def]
     use_threads(pieces)
     for c in prange(pieces):
-        pick(score, count, k, index, n, len(n) * c // pieces, len(n) * (c + 1) // pieces)
+        some(score, count, k, index, n, width, most, rows * c // pieces, rows * (c + 1) // pieces)
