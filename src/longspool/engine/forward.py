@@ -87,13 +87,14 @@ def _place(groups: list[Group]) -> None:
 
 def _layer(layer: int, block: Block, x: Tensor, groups: list[Group], angles: Angles) -> Tensor:
     """One block: project, write, attend, finish, settle. Groups that skip it only write their keys and values."""
-    q, k, v = block.qkv(x)
-    turned, turned_k = (q, k) if block.rope is None else _rotated(block.rope, q, k, groups, angles)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if len(groups) > 1 else None
+    qk, v = block.project(x)
+    turned = qk if block.rope is None else _rotated(block.rope, qk, groups, angles)
+    out = torch.empty_like(qk[:, : block.queries]) if len(groups) > 1 else None
     skips = [_skips(layer, x, g) for g in groups]
     for g, skipped in zip(groups, skips, strict=True):
         mine, bare = [m[layer] for m in g.memories], g.plan.layers[layer].bare
-        qs, ks, vs = (q if bare else turned)[g.where], (k if bare else turned_k)[g.where], v[g.where]
+        both, vs = (qk if bare else turned)[g.where], v[g.where]
+        qs, ks = both[:, : block.queries], both[:, block.queries :]
         try:
             write(mine, qs, ks, vs, g.step)
             seen = None if skipped else attend(mine, qs, ks, vs, g.step)
@@ -112,14 +113,14 @@ def _layer(layer: int, block: Block, x: Tensor, groups: list[Group], angles: Ang
     return new
 
 
-def _rotated(rope_of: Rope, q: Tensor, k: Tensor, groups: list[Group], angles: Angles) -> tuple[Tensor, Tensor]:
-    """q and k at the step's positions; layers with the same embedding share the angles."""
+def _rotated(rope_of: Rope, qk: Tensor, groups: list[Group], angles: Angles) -> Tensor:
+    """Queries and keys at the step's positions; layers with the same embedding share the angles."""
     if id(rope_of) not in angles:
         pos = _cat([g.step.pos for g in groups])
         cos, sin = rope_of.angles(pos, _totals(groups))
-        angles[id(rope_of)] = cos.to(q.device), sin.to(q.device)
+        angles[id(rope_of)] = cos.to(qk.device), sin.to(qk.device)
     cos, sin = angles[id(rope_of)]
-    return rope(q, cos, sin), rope(k, cos, sin)
+    return rope(qk, cos, sin)
 
 
 def _totals(groups: list[Group]) -> Tensor | int:

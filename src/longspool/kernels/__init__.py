@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     merge: Op
     page_bounds: Op
     page_scores: Op
+    rms_norm: Op
     rope: Op
     row_mass: Op
     topk_rows: Op

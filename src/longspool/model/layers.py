@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import ModelError
-from ..kernels import matmul
+from ..kernels import matmul, rms_norm
 from ..values.packed import Packed
 from .config import Config
 from .weights import Source
@@ -86,9 +86,12 @@ class Norm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[-1]
         self.gain = weight * size**0.5
-        self.floor = weight.new_tensor([(size * eps) ** 0.5])
+        self.least = (size * eps) ** 0.5
+        self.floor = weight.new_tensor([self.least])
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            return rms_norm(x, self.gain, self.least)
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
         return (x / length).mul_(self.gain)
 
@@ -134,9 +137,14 @@ class Block:
         return Linear.stack([linear(source, name, config.inner, config.shape.width, config.mlp_bias) for name in names])
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From the stream [N, W]: q [N, H, D], k and v [N, Hkv, D], not yet rotated. They are views of one tensor."""
+        """From the stream [N, W]: q [N, H, D], k and v [N, Hkv, D], not yet rotated."""
+        qk, v = self.project(x)
+        return qk[:, : self.queries], qk[:, self.queries :], v
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with queries and keys in one tensor [N, H + Hkv, D], since what turns one turns the other."""
         y = self.inward(self.before_attention(x)).view(x.shape[0], *self.heads)
-        return y[:, : self.queries], y[:, self.queries : self.keys], y[:, self.keys :]
+        return y[:, : self.keys], y[:, self.keys :]
 
     def finish(self, x: Tensor, attn: Tensor) -> Tensor:
         """The stream [N, W] after this block, from the one before it and what attention gave, [N, H, D]."""
@@ -159,10 +167,9 @@ class NormedHeads(Block):
         weights = [(vector + config.norm_shift).expand(n, -1) for vector, n in vectors]
         self.heads_norm = Norm(torch.cat(weights), config.eps)
 
-    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y = self.inward(self.before_attention(x)).view(x.shape[0], *self.heads)
-        qk = self.heads_norm(y[:, : self.keys])
-        return qk[:, : self.queries], qk[:, self.queries :], y[:, self.keys :]
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        qk, v = super().project(x)
+        return self.heads_norm(qk), v
 
 
 def linear(source: Source, name: str, rows: int, cols: int, bias: bool) -> Linear:
