@@ -35,6 +35,13 @@ def need(plan: Plan, prompt: int, chunk: int, answer: int = 0) -> int:
     return total
 
 
+@functools.lru_cache(maxsize=256)
+def token_bound(plan: Plan) -> int:
+    """More than one new token can add on the device beside what settles: a fresh page of each kind per row, tables, queries."""
+    pages = sum(4 * sum(page_bytes(layer, plan.shape)) for layer in plan.layers)
+    return pages + sum(2 * _side(layer, plan.shape, plan.context) for layer in plan.layers)
+
+
 def _reading(layer: LayerPlan, shape: Shape, prompt: int, chunk: int) -> int:
     raw, settled = page_bytes(layer, shape)
     fresh = layer.needs.recent + layer.page + chunk

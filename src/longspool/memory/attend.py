@@ -136,6 +136,9 @@ def _settled(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -
 def _count_read(group: list[LayerMemory], select: Select, picked: Rows, rows: Rows) -> None:
     """Each request's tokens that the selection reads, of those that it could."""
     share = picked.count // rows.count
+    if len(group) == 1:
+        group[0].count(select, tokens_read=picked.total, tokens_stored=rows.total * share)
+        return
     for memory, read, stored in zip(
         group, picked.length.numpy().reshape(len(group), -1), rows.length.numpy().reshape(len(group), -1), strict=True
     ):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import LongspoolError
 from ..kernels import append_rows, gather_rows
 from ..method import Method
-from ..plan import LayerPlan
+from ..plan import PAGE, LayerPlan
 from ..roles import Evict, Place
 from ..values import Rows, Step
 from ..values.step import Phase
@@ -51,6 +51,11 @@ class LayerMemory:
         assert self.settled is not None
         return self.settled.pool
 
+    @property
+    def device(self) -> torch.device:
+        """Where it attends. Tables and positions stay on the CPU."""
+        return self.recent.pool.device
+
     def queries(self) -> Tensor:
         """The last queries, [H, n, D]."""
         return torch.cat(self.past)[-self.plan.needs.queries :].transpose(0, 1)
@@ -75,20 +80,22 @@ class LayerMemory:
         """Per KV head k, v [n, D] of the settled tokens, decoded."""
         heads, dim = self.shape.kv_heads, self.shape.head_dim
         if self.settled is None or not self.settled.length.any():
-            return [(torch.zeros(0, dim), torch.zeros(0, dim))] * heads
+            none = torch.zeros(0, dim, device=self.device)
+            return [(none, none)] * heads
         out = []
         for pages, n in zip(self.settled.table, self.settled.length, strict=True):
             k, v = self.encode.read(self.store, torch.from_numpy(pages[: -(-n // self.store.page)]).long(), self.layer)
+            k, v = k.to(self.device), v.to(self.device)
             out.append((k.transpose(1, 2).reshape(-1, dim)[:n], v.reshape(-1, dim)[:n]))
         return out
 
     def settled_field(self, name: str) -> list[Tensor]:
-        """A per-token field ("pos" or "weight") of the settled tokens, per KV head [n]."""
+        """A per-token field ("pos" or "weight") of the settled tokens, per KV head [n], on the CPU."""
         assert self.settled is not None
         rows = self.settled.rows()
         if name == "pos" and not self.plan.ragged:
             return [torch.arange(int(n)) for n in rows.length]
-        return [self.store[name].view(-1)[rows.slots(r)] for r in range(rows.count)]
+        return [self.store[name].view(-1)[rows.slots(r)].cpu() for r in range(rows.count)]
 
     def positions(self) -> list[Tensor]:
         """The positions that each KV head holds, ascending, int64."""
@@ -112,9 +119,9 @@ class LayerMemory:
 
     @property
     def restless(self) -> bool:
-        """Whether enough tokens have grown old for a settle to move any."""
+        """Whether enough tokens have grown old for a settle to be worth its price, which hardly depends on how many it moves."""
         old = len(self.pos) - self.plan.needs.recent - (self.plan.window or 0)
-        return old >= self.recent.pool.page
+        return old >= max(self.recent.pool.page, PAGE)
 
     def settle(self, view: LayerView) -> None:
         """Move old tokens out of the recent zone: admit, evict, encode, summarise, place."""

@@ -36,6 +36,16 @@ class Rows:
         """Pages in use, int32 [R]."""
         return torch.div(self.length + self.grain - 1, self.grain, rounding_mode="floor")
 
+    @functools.cached_property
+    def whole(self) -> bool:
+        """Whether every row's last page is full."""
+        return not (self.length.numpy() % self.grain).any()
+
+    @functools.cached_property
+    def total(self) -> int:
+        """Tokens of all rows."""
+        return int(self.length.sum())
+
     def slots(self, row: int) -> Tensor:
         """Pool slots (page * grain + offset) of one row's tokens in order, int64 [length]."""
         n = int(self.length[row])
@@ -48,8 +58,11 @@ class Rows:
 
     def pages(self, pick: Tensor, count: Tensor) -> Rows:
         """Keep the page ordinals pick int32 [R, K] (ascending; the first count[r] are valid, -1 after them)."""
-        index, n, filled = pick.numpy(), count.numpy(), self.filled.numpy()
-        rows = np.arange(len(index))
+        index, n = pick.numpy(), count.numpy()
+        rows = _ordinals(len(index))
+        if self.whole and index.size and n.min() == index.shape[1]:
+            return Rows(torch.from_numpy(self.table.numpy()[rows[:, None], index]), count * self.grain, self.grain)
+        filled = self.filled.numpy()
         table = self.table.numpy()[rows[:, None], index]  # an index of -1 reads some page, and is undone below
         table[index < 0] = -1
         length = n * np.int32(self.grain)
@@ -70,3 +83,8 @@ class Rows:
     def split(self, group: int) -> Rows:
         """Each row repeated for every query head of its group, so that a selection may differ between them."""
         return Rows(self.table.repeat_interleave(group, 0), self.length.repeat_interleave(group), self.grain)
+
+
+@functools.lru_cache(maxsize=16)
+def _ordinals(count: int) -> np.ndarray:
+    return np.arange(count)
