@@ -307,7 +307,7 @@ def _memory(kind: types.Type) -> Callable[[int], Sequence[float]]:
 
 
 # Memory at an address, to be indexed.
-floats, ints = _memory(types.float32), _memory(types.int32)
+floats, ints, longs = _memory(types.float32), _memory(types.int32), _memory(types.int64)
 
 
 @intrinsic

@@ -29,8 +29,10 @@ def samples() -> Iterator[tuple[str, tuple, dict]]:
         ("f32", 1, 50, 32, {}),
         ("f32", 3, 700, 64, {"tile": 128}),
         ("int8", 4, 333, 64, {"tile": 96, "cap": 5.0}),
+        ("int4", 1, 3000, 64, {}),
+        ("bf16", 7, 100, 37, {"cap": 3.0}),
     ):
         head = Packed.from_float(torch.randn(vocab, width, generator=g) * 0.3, kind)
-        temperature = torch.tensor([0.0, 0.7, 1.0, 2.5])[:batch]
+        temperature = torch.tensor([0.0, 0.7, 1.0, 2.5, 0.1, 0.0, 9.0])[-batch:]
         seed, offset = torch.arange(batch) * 7_000_000_011 + 3, torch.arange(batch) * 5
         yield f"{kind} {batch}x{vocab}x{width} {more}", (torch.randn(batch, width, generator=g), head, temperature, seed, offset), more
