@@ -88,16 +88,17 @@ def _candidates(memory: LayerMemory, n: int, view: LayerView) -> tuple[Tensor, T
     old, old_pos = memory.read_settled(), memory.settled_field("pos")
     keys = [torch.cat([a, f[0]]) for (a, _), f in zip(old, fresh, strict=True)]
     values = [torch.cat([b, f[1]]) for (_, b), f in zip(old, fresh, strict=True)]
-    pos = [torch.cat([p.long(), f[2]]) for p, f in zip(old_pos, fresh, strict=True)]
+    pos = [torch.cat([p.long().to(f[2].device), f[2]]) for p, f in zip(old_pos, fresh, strict=True)]
     weight = None
     if memory.plan.weighted:
         weight = pad_rows([torch.cat([w, torch.zeros(len(f[2]))]) for w, f in zip(memory.settled_field("weight"), fresh, strict=True)])
+        weight = weight.to(memory.device)
     return pad_rows(keys), pad_rows(values), pad_rows(pos, -1), weight
 
 
 def _admitted(memory: LayerMemory, k: Tensor, v: Tensor, pos: Tensor, view: LayerView) -> list[Row]:
     """Per row k, v, pos of the tokens that every Admit lets in."""
-    ok = torch.ones(pos.shape, dtype=torch.bool)
+    ok = torch.ones(pos.shape, dtype=torch.bool, device=pos.device)
     for method in memory.plan.chain(Admit):
         mine = method.admit(k, v, pos, view)
         memory.count(method, seen=mine.numel(), dropped=int((ok & ~mine).sum()))
@@ -114,7 +115,7 @@ def _append(memory: LayerMemory, rows: list[Row]) -> None:
     if not new.any():
         return
     if memory.plan.weighted:
-        rows = [(k, v, pos, torch.zeros(len(pos)) if weight is None else weight) for k, v, pos, weight in rows]
+        rows = [(k, v, pos, pos.new_zeros(len(pos), dtype=torch.float32) if weight is None else weight) for k, v, pos, weight in rows]
     # A row without new tokens keeps its last page as it is: forks may share it.
     rows = [_with_tail(memory, r, int(b), row) if b and n else row for r, (b, n, row) in enumerate(zip(begun, new, rows, strict=True))]
     first = zone.length // page
@@ -128,21 +129,21 @@ def _with_tail(memory: LayerMemory, row: int, count: int, new: Row) -> Row:
     """The tokens of a row's partly filled last page, decoded, before its new ones."""
     assert memory.settled is not None
     last = torch.tensor([int(memory.settled.table[row, memory.settled.length[row] // memory.store.page])])
-    k, v = memory.encode.read(memory.store, last, memory.layer)
-    pos = memory.store["pos"][last][0, :count].long()
-    weight = None if new[3] is None else torch.cat([memory.store["weight"][last][0, :count], new[3]])
+    k, v = (x.to(memory.device) for x in memory.encode.read(memory.store, last, memory.layer))
+    pos = memory.store["pos"][last][0, :count].long().to(memory.device)
+    weight = None if new[3] is None else torch.cat([memory.store["weight"][last][0, :count].to(memory.device), new[3]])
     return torch.cat([k[0].T[:count], new[0]]), torch.cat([v[0][:count], new[1]]), torch.cat([pos, new[2]]), weight
 
 
 def _store(memory: LayerMemory, tiles: Tiles, pages: np.ndarray) -> None:
-    where = torch.from_numpy(pages).long()
+    where, tiles = torch.from_numpy(pages).long(), tiles.to(memory.store.device)
     memory.encode.write(memory.store, where, tiles.fill, tiles.k, tiles.v, memory.layer)
     if select := memory.plan.one(Select):
         select.summarise(memory.store, where, tiles.fill, tiles.k)
     if "pos" in memory.store:
         memory.store["pos"][where] = tiles.pos
     if "weight" in memory.store:
-        memory.store["weight"][where] = torch.zeros(tiles.pos.shape) if tiles.weight is None else tiles.weight
+        memory.store["weight"][where] = 0.0 if tiles.weight is None else tiles.weight
 
 
 def _stacked(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -150,7 +151,7 @@ def _stacked(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _pos_rows(memory: LayerMemory, n: int) -> Tensor:
-    return torch.from_numpy(memory.pos.array(n)).expand(memory.shape.kv_heads, n)
+    return torch.from_numpy(memory.pos.array(n)).to(memory.device).expand(memory.shape.kv_heads, n)
 
 
 def _apply(kept: Kept, k: Tensor, v: Tensor, pos: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -158,6 +159,6 @@ def _apply(kept: Kept, k: Tensor, v: Tensor, pos: Tensor, weight: Tensor | None)
     keys = kept.k or tuple(k[r, i] for r, i in enumerate(kept.index))
     values = kept.v or tuple(v[r, i] for r, i in enumerate(kept.index))
     if weight is not None or kept.weight is not None:
-        old = torch.zeros(pos.shape) if weight is None else weight
+        old = pos.new_zeros(pos.shape, dtype=torch.float32) if weight is None else weight
         weight = pad_rows([old[r, i] if kept.weight is None else kept.weight[r] for r, i in enumerate(kept.index)])
     return pad_rows(list(keys)), pad_rows(list(values)), pad_rows([pos[r, i] for r, i in enumerate(kept.index)], -1), weight

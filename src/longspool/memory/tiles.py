@@ -22,6 +22,10 @@ class Tiles:
     pos: Tensor
     weight: Tensor | None
 
+    def to(self, device: torch.device) -> Tiles:
+        weight = None if self.weight is None else self.weight.to(device)
+        return Tiles(self.k.to(device), self.v.to(device), self.fill.to(device), self.pos.to(device), weight)
+
 
 def tile(rows: list[Row], page: int) -> Tiles:
     """Cut each row into pages, one row after another; the last page of a row is padded with zeros."""

@@ -42,7 +42,7 @@ def run(
             continue
         k, v = keys_of(kp, table, row, n), values_of(vp, table, row, n)
         ordinal = torch.arange(n, device=q.device) + base[b]
-        listed = blocks.mask(max((base[b] + n - 1) // size, int(blocks.index.max())) + 1)[heads]
+        listed = blocks.mask(max((base[b] + n - 1) // size, int(blocks.index.max())) + 1)[heads].to(q.device)
         for part in tokens(*span, heads.stop - heads.start, n):
             own = torch.arange(part.start - span[0], part.stop - span[0], device=q.device)
             seen = visible(part, n, lo, hi, q.device)
