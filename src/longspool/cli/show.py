@@ -88,10 +88,12 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             f"the process's peak is {size(memory.rss_peak_bytes)}",
         ),
     ]
-    facts += [
-        (name, ", ".join(f"{key.replace('_', ' ')} {value:,g}" for key, value in did.items())) for name, did in report.actions.items()
-    ]
+    facts += [(name, _counted(did)) for name, did in report.actions.items()]
     return facts + [("kernels", text) for text in _fallen(report)]
+
+
+def _counted(counters: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {count:,.{0 if count == int(count) else 2}f}" for name, count in counters.items())
 
 
 def _fallen(report: Report) -> list[str]:
