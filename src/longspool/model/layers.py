@@ -91,7 +91,8 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
-            return rms_norm(x, self.gain, self.least)
+            y: Tensor = rms_norm(x, self.gain, self.least)
+            return y
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
         return (x / length).mul_(self.gain)
 

@@ -59,6 +59,7 @@ class Codes(Method, Encode):
     def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, layer: int, shape: Shape) -> tuple[Tensor, Tensor]:
         k_zero, v_zero = (store[n] if self.bits == 4 else None for n in ("k_zero", "v_zero"))
         codes = (store["k"], store["v"], store["k_scale"], k_zero, store["v_scale"], v_zero)
-        return attend_codes(
+        out, lse = attend_codes(
             q, *codes, self.bits, rows.table, rows.length, reach.spans, reach.lo, reach.hi, shape.scale, softcap=shape.softcap
         )
+        return out, lse
