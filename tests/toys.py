@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from longspool.method import LOSSLESS, Method, Needs, Paper
-from longspool.roles import Admit, Evict, Ingest, Kept, Prompt, Prune, Request, Reuse, Review, Skip, Stop, View
+from longspool.roles import Admit, Evict, Ingest, Kept, Prompt, Prune, Request, Reuse, Review, Skip, Stop, View, Weights
 from longspool.values import Step
 from longspool.values.flow import Flow
+from longspool.values.packed import Packed
 
 PAPER = Paper("", "A toy", "none")
 
@@ -203,3 +204,16 @@ class Again(Method, Review):
             return reply
         memory.free()
         return None
+
+
+@dataclass(frozen=True)
+class Rounded(Method, Weights):
+    """The MLP's matrices on a grid of `step`, as fp16."""
+
+    step: float = 0.25
+    slug: ClassVar[str] = "rounded"
+    paper: ClassVar[Paper] = PAPER
+    identity: ClassVar[float] = 1.0
+
+    def pack(self, name: str, w: Tensor) -> Packed | None:
+        return Packed.from_float((w / self.step).round() * self.step, "f16") if ".mlp." in name else None

@@ -15,7 +15,7 @@ from .engine.engine import ALONE, Engine
 from .engine.request import Request
 from .engine.sampler import Sampling
 from .engine.score import teacher_forced
-from .errors import LongspoolError, PromptTooLong
+from .errors import LongspoolError, PlanError, PromptTooLong
 from .memory import DTYPES
 from .memory.view import Counters
 from .method import registry
@@ -24,7 +24,8 @@ from .model.pull import Progress
 from .plan import Plan, resolve
 from .recipe import parse
 from .report import Report, Result, result
-from .roles import Position, Prompt
+from .roles import Position, Prompt, Weights
+from .values import Shape
 from .values.budget import parse_bytes
 
 Text = str | Sequence[int]
@@ -72,17 +73,27 @@ class LLM:
             raise LongspoolError(f"kv={kv!r} is none of {', '.join(DTYPES)}.")
         if chunk < 1:
             raise LongspoolError(f"chunk={chunk} must be at least one token.")
-        parse(recipe)
+        items, self.dtype = parse(recipe), DTYPES[kv]
         budget = psutil.virtual_memory().available // 2 if memory is None else parse_bytes(memory)
-        self.loaded = model if isinstance(model, Loaded) else load(model, weights, progress=progress, cache_dir=cache_dir)
-        self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
-        self.dtype = DTYPES[kv]
+        if not isinstance(model, Loaded):
+
+            def choose(shape: Shape) -> Weights | None:
+                return resolve(items, shape, self.dtype).one(Weights)
+
+            model = load(model, weights, progress=progress, cache_dir=cache_dir, choose=choose)
+        self.loaded, self.model, self.tokenizer = model, model.model, model.tokenizer
         self.plan = self.plan_for(recipe)
         self.engine = Engine(self.model, budget, chunk)
 
     def plan_for(self, recipe: str | None) -> Plan:
         """A recipe resolved for this model; None is the default one. Raises PlanError with every reason."""
-        return self.plan if recipe is None else resolve(parse(recipe), self.model.shape, self.dtype)
+        if recipe is None:
+            return self.plan
+        plan = resolve(parse(recipe), self.model.shape, self.dtype)
+        for method in plan.methods:
+            if isinstance(method, Weights) and method != self.loaded.packer:
+                raise PlanError(f"{method.slug} packs weights while a model is loaded: name it where the model is, in LLM(model, recipe).")
+        return plan
 
     def generate(
         self, prompts: Text | Sequence[Text], sampling: Sampling | None = None, *, recipe: str | None = None, **wishes: object
@@ -132,9 +143,17 @@ class LLM:
         wish, plan = _sampling(sampling, wishes), self.plan_for(recipe)
         ids = self._ids(prompt, plan)
         wish = replace(wish, max_tokens=min(wish.max_tokens, plan.context - len(ids)))
+        packed = {m.slug: {"matrices": float(self.loaded.report.own)} for m in plan.methods if isinstance(m, Weights)}
         made = [
             Request(
-                ids, plan, wish, frozenset(self.tokenizer.eos), self.model.shape.vocab, i, Answer(self.tokenizer, wish.stop), ids.actions
+                ids,
+                plan,
+                wish,
+                frozenset(self.tokenizer.eos),
+                self.model.shape.vocab,
+                i,
+                Answer(self.tokenizer, wish.stop),
+                ids.actions | packed,
             )
             for i in range(wish.n)
         ]

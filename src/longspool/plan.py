@@ -125,6 +125,11 @@ class Plan:
         return tuple(out)
 
     @functools.cached_property
+    def away(self) -> bool:
+        """Whether settled pages live elsewhere and are fetched to the device."""
+        return any(place.home != "device" for place in self.chain(Place))
+
+    @functools.cached_property
     def uniform(self) -> bool:
         """Whether tokens leave the same memory and logits when they are read as a prompt and when they are decoded."""
         return not any(isinstance(m, (*LAYERED, Ingest, Review)) and not isinstance(m, Place) for m in self.methods)

@@ -6,12 +6,15 @@ import ast
 import dataclasses
 import difflib
 import re
+import types
+import typing
 
 from .errors import PlanError
 from .method import Method, registry
 from .plan import Item
 
 _LAYERS = re.compile(r"@\s*(\d*)\s*-\s*(\d*)|@\s*(\d+)")
+_RANGE = re.compile(r"(\d*)-(\d*)")
 DENSE = ("", "dense")
 
 
@@ -22,7 +25,7 @@ def parse(text: str) -> tuple[Item, ...]:
     quoted = _LAYERS.sub(lambda m: f"@ '{m[3]}-{m[3]}'" if m[3] else f"@ '{m[1]}-{m[2]}'", text)
     try:
         tree = ast.parse(quoted.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise PlanError(f"The recipe {text!r} is not of the form 'name(parameter=value) + name'.") from error
     return tuple(_item(part, text) for part in _terms(tree))
 
@@ -35,8 +38,11 @@ def _terms(node: ast.expr) -> list[ast.expr]:
 
 def _item(node: ast.expr, text: str) -> Item:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and isinstance(node.right, ast.Constant):
-        first, last = str(node.right.value).split("-")
-        return Item(_method(node.left, text), int(first or 0), int(last) if last else None)
+        if not (span := _RANGE.fullmatch(str(node.right.value))):
+            raise PlanError(
+                f"The layers of {ast.unparse(node.left)} must be a number or a range such as 2-5, 2- or -5, not {node.right.value!r}."
+            )
+        return Item(_method(node.left, text), int(span[1] or 0), int(span[2]) if span[2] else None)
     return Item(_method(node, text))
 
 
@@ -45,6 +51,9 @@ def _method(node: ast.expr, text: str) -> Method:
         return _build(_known(node.id), [], {})
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         inner = [_method(term, text) for arg in node.args for term in _terms(arg)]
+        names = [k.arg for k in node.keywords]
+        if twice := [n for n in names if names.count(n) > 1]:
+            raise PlanError(f"{node.func.id} is given the parameter {twice[0]} twice.")
         return _build(_known(node.func.id), inner, {k.arg or "**": _value(k.value, k.arg or "**") for k in node.keywords})
     raise PlanError(f"The recipe {text!r} has a part that is no method: {ast.unparse(node)!r}. Write name or name(parameter=value).")
 
@@ -61,7 +70,7 @@ def _known(name: str) -> type[Method]:
 def _value(node: ast.expr, name: str) -> object:
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise PlanError(f"The parameter {name} must be a number, text, tuple or dict, not {ast.unparse(node)!r}.") from error
 
 
@@ -76,7 +85,41 @@ def _build(cls: type[Method], inner: list[Method], params: dict[str, object]) ->
         raise PlanError(f"{name} has no parameter {unknown[0]!r}; its parameters are: {own}.")
     if wraps:
         params = params | {wraps[0].name: tuple(inner) if wraps[0].metadata["wraps"] == "many" else _single(name, inner)}
-    return cls(**{p: tuple(v) if isinstance(v, list) else v for p, v in params.items()})
+    params = {p: tuple(v) if isinstance(v, list) else v for p, v in params.items()}
+    hints = typing.get_type_hints(cls)
+    for p, v in params.items():
+        if fields[p] not in wraps and not _fits(v, hints[p]):
+            raise PlanError(f"{name}: {p}={v!r} must be {_said(hints[p])}.")
+    return cls(**params)
+
+
+def _fits(value: object, hint: object) -> bool:
+    """Whether a value is of the type that a parameter is annotated with."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is typing.Literal:
+        return value in parts
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, parts[0]) for v in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint) if isinstance(hint, type) else True
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+
+
+def _said(hint: object) -> str:
+    """A parameter's type in words."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_said, parts))
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(repr, parts))
+    if origin is tuple:
+        return f"a list, each of it {_said(parts[0])}"
+    return _WORDS.get(hint, str(hint)) if isinstance(hint, type) else str(hint)
 
 
 def _single(name: str, inner: list[Method]) -> Method:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from peer import SMALL, peer_logits, random_model
 from reference import attend, dense_logits, rotate
+from tokenizers import Tokenizer as Core
+from tokenizers import models
 from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
+from longspool.errors import PlanError
 from longspool.llm import LLM
-from longspool.method import Method
+from longspool.method import Method, registry
 from longspool.model.build import Model
+from longspool.model.sources import DirectorySource
 from longspool.plan import Item, Plan, resolve
 from longspool.recipe import parse
 from toolbox import Job, Rig, loaded, tokens, words
-from toys import Again, Cut, Five, Halve, Heavy, Leave, Shelf, Twice
+from toys import Again, Cut, Five, Halve, Heavy, Leave, Rounded, Shelf, Twice
 
 N, MORE = 130, 6
 IDS = words(N + MORE, 3)
@@ -234,3 +241,43 @@ def test_mass_is_observed_while_a_prompt_is_read() -> None:
     mass = score.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf).softmax(-1).sum(1).view(2, 2, N).sum(1)
     for row, held in zip(mass, memory.positions(0), strict=True):
         assert held.tolist() == [*sorted(row[:64].topk(10).indices.tolist()), *range(64, N)]
+
+
+# ---- Weights
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    peer = random_model(LlamaConfig(**{**SMALL, "hidden_size": 64, "intermediate_size": 96}))
+    peer.save_pretrained(str(tmp_path))
+    core = Core(models.BPE(vocab={chr(33 + i): i for i in range(94)}, merges=[]))
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="!").save_pretrained(str(tmp_path))
+    return tmp_path
+
+
+def test_weights_are_packed_while_the_model_loads(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry(), "rounded", Rounded)
+    llm = LLM(str(directory), "rounded(step=0.5)", kv="f32")
+    peer = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32)
+    before = peer_logits(peer, torch.arange(1, 60))
+    with torch.no_grad():
+        for name, weight in peer.named_parameters():
+            if ".mlp." in name:
+                weight.copy_((weight / 0.5).round() * 0.5)
+    expected = peer_logits(peer, torch.arange(1, 60))
+    near(llm.logits(list(range(1, 60))), expected)
+    assert float((before - expected).abs().max()) > 0.1
+    report = llm.generate(list(range(1, 30)), max_tokens=2)[0].report
+    assert report.actions["rounded"] == {"matrices": 9.0} and not report.notes
+    other, plain = LLM(str(directory), "rounded(step=0.25)"), LLM(str(directory))
+    assert len({m.loaded.fingerprint for m in (llm, other, plain)}) == 3, "a saved memory belongs to weights in one form"
+    with pytest.raises(PlanError, match="while a model is loaded"):
+        plain.generate([1, 2], recipe="rounded(step=0.5)")
+    with pytest.raises(PlanError, match="while a model is loaded"):
+        LLM(plain.loaded, "rounded")
+
+
+def test_a_recipe_that_cannot_run_is_refused_before_a_weight_is_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DirectorySource, "read", lambda *_: pytest.fail("a weight was read"))
+    with pytest.raises(PlanError, match="int8 and int4"):
+        LLM(str(directory), "int8 + int4")

@@ -368,7 +368,24 @@ def test_mass_is_the_attention_received(kind: str, seed: int) -> None:
 def test_what_the_kernels_refuse() -> None:
     can = importlib.import_module("longspool.kernels.attend_rows.cpu").can
     case = make(1, 64, 16, torch.float16)
-    args = (case.table, case.length, case.spans)
+    args = (case.table, case.length, case.spans, None, None)
     assert "float64" in str(can(case.q, case.kp.double(), case.vp.double(), *args))
     assert "contiguous" in str(can(case.q, case.kp.transpose(1, 2).contiguous().transpose(1, 2), case.vp, *args))
+    assert "int32" in str(can(case.q, case.kp, case.vp, case.table.long(), *args[1:]))
     assert "head_dim 60" in str(can(case.q[..., :60], case.kp[:, :60].contiguous(), case.vp[..., :60].contiguous(), *args))
+
+
+def test_views_equal_copies() -> None:
+    """The kernels see addresses: what is not contiguous must not be read as if it were."""
+    case = make(1, 64, 16, torch.float16)
+    wide = torch.cat([case.table, case.table], 1)[:, : case.table.shape[1]]
+    length = torch.stack([case.length, case.length * 0], 1)[:, 0]
+    hi = torch.tensor([90], dtype=torch.int32).expand(case.q.shape[0])
+    q = torch.cat([case.q, case.q], 2)[..., :64]
+    views = (q, case.kp, case.vp, wide, length, case.spans, None, hi, 0.125)
+    assert not any(x.is_contiguous() for x in (q, wide, length, hi))
+    got = served("attend_rows", "cpu", *views)
+    want = served("attend_rows", "ref", *views)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    mass = [served("row_mass", kind, q, case.kp, wide, length, case.spans, None, hi, want[1], 0.125) for kind in KINDS]
+    torch.testing.assert_close(*mass, atol=1e-5, rtol=1e-5)

@@ -126,7 +126,7 @@ class Engine:
 
     def _within_budget(self, batch: list[Request]) -> list[Request]:
         """Preempt the youngest until this step's growth fits; a request that can't fit alone ends with OutOfMemory."""
-        if all(r.pending and r.pending.step.phase == "decode" for r in batch):
+        if all(r.pending and r.pending.step.phase == "decode" and not r.pending.memory.plan.away for r in batch):
             # Settling at most doubles what is held; where even that fits there is nothing to count.
             most = 2 * self.pools.ledger.now["device"] + sum(token_bound(r.pending.memory.plan) for r in batch if r.pending)
             if most <= self.budget:

@@ -8,7 +8,7 @@ from math import prod
 from ..memory.pool import item
 from ..memory.pools import settled_fields
 from ..memory.raw import Raw
-from ..plan import Item, LayerPlan, Plan, resolve
+from ..plan import PAGE, Item, LayerPlan, Plan, resolve
 from ..roles import Admit, Decode, Evict, Place
 from ..values import Shape
 
@@ -44,7 +44,7 @@ def token_bound(plan: Plan) -> int:
 
 def _reading(layer: LayerPlan, shape: Shape, prompt: int, chunk: int) -> int:
     raw, settled = page_bytes(layer, shape)
-    fresh = layer.needs.recent + layer.page + chunk
+    fresh = layer.needs.recent + _slack(layer) + chunk
     if layer.window is not None:
         return raw * _pages(min(prompt, layer.window + fresh), layer)
     if not layer.settles:
@@ -57,7 +57,7 @@ def _reading(layer: LayerPlan, shape: Shape, prompt: int, chunk: int) -> int:
 
 def _holding(layer: LayerPlan, shape: Shape, prompt: int, answer: int) -> int:
     raw, settled = page_bytes(layer, shape)
-    recent = layer.needs.recent + layer.page
+    recent = layer.needs.recent + _slack(layer)
     if layer.window is not None:
         return raw * _pages(min(prompt + answer, layer.window + recent), layer)
     if not layer.settles:
@@ -94,6 +94,11 @@ def _side(layer: LayerPlan, shape: Shape, tokens: int) -> int:
 def _queries(layer: LayerPlan, shape: Shape) -> int:
     keep = layer.needs.queries and layer.needs.queries + layer.rollback
     return 2 * keep * shape.heads * shape.head_dim * 4
+
+
+def _slack(layer: LayerPlan) -> int:
+    """Old tokens that wait in the recent zone until it is worth to settle them."""
+    return max(layer.page, PAGE)
 
 
 def _pages(tokens: int, layer: LayerPlan) -> int:

@@ -202,7 +202,7 @@ def version() -> int:
     Numba's cache looks at the file of the compiled function alone, and at the values that it captures: capture this one.
     """
     here = Path(__file__).parent
-    return zlib.crc32(b"".join((here / f"{name}.py").read_bytes() for name in ("simd", "panels", "tiles"))) | 1
+    return zlib.crc32(b"".join((here / f"{name}.py").read_bytes() for name in ("simd", "panels", "tiles", "schedule"))) | 1
 
 
 def callback(arity: int, function: Callable[..., None]) -> CFunc:
@@ -210,7 +210,7 @@ def callback(arity: int, function: Callable[..., None]) -> CFunc:
 
 
 @cache
-def product(dtype: torch.dtype, stream: bool = True) -> CFunc:
+def product(dtype: torch.dtype) -> CFunc:
     """A C function (rows, a, a_row, b, b_row, depth, c, c_row, columns, alpha, ahead): c = a @ b as `panel` has it, of any size.
 
     columns is a multiple of 8; for two codes a byte it counts the codes and is a multiple of 16.
@@ -230,15 +230,29 @@ def product(dtype: torch.dtype, stream: bool = True) -> CFunc:
                 while 8 * vecs > columns - x:
                     vecs //= 2
                 at = b + (x // 2 if is_nibbles(kind) else x * size(kind))
-                to = c + r * c_row + 4 * x
-                if stream:
-                    panel(kind, n, vecs, a + r * a_row, a_row, at, b_row, depth, to, c_row, fade, ahead)
-                else:
-                    panel(kind, n, vecs, a + r * a_row, a_row, at, b_row, depth, to, c_row, fade, None)
+                panel(kind, n, vecs, a + r * a_row, a_row, at, b_row, depth, c + r * c_row + 4 * x, c_row, fade, ahead)
                 x += 8 * vecs
             r += n
 
     return callback(11, multiply)
+
+
+@cache
+def tall_product() -> CFunc:
+    """A C function (rows, a, a_row, b, stride, depth, c, c_row, panels, alpha): the same with b as `spread` lays it out."""
+    sources = version()
+
+    def multiply(rows, a, a_row, b, stride, depth, c, c_row, panels, alpha):  # type: ignore[no-untyped-def]
+        parts = (rows + 5) // 6
+        for p in range(panels if sources else 0):
+            r = 0
+            for k in range(parts, 0, -1):
+                n = (rows - r + k - 1) // k
+                fade = alpha + 4 * r if alpha else 0
+                panel(F, n, 2, a + r * a_row, a_row, b + p * stride, 64, depth, c + r * c_row + 64 * p, c_row, fade, None)
+                r += n
+
+    return callback(10, multiply)
 
 
 @cache
@@ -269,5 +283,5 @@ def spread(dtype: torch.dtype) -> CFunc:
 
 @cache
 def calls(dtype: torch.dtype) -> tuple[int, int, int]:
-    """The addresses of the product with stored pages, their unpacking, and the product of floats."""
-    return product(dtype).address, spread(dtype).address, product(torch.float32, False).address
+    """The addresses of the product with stored pages, their unpacking, and the product with what was unpacked."""
+    return product(dtype).address, spread(dtype).address, tall_product().address

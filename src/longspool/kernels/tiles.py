@@ -28,6 +28,7 @@ from .simd import (
     load,
     mul,
     one,
+    prefetch,
     put,
     put64,
     splat,
@@ -38,10 +39,10 @@ from .simd import (
     whole,
 )
 
-TILE = 128  # keys at a time, a multiple of every page
+TILE = 256  # keys at a time, a multiple of every page
 STACK = 96  # query rows at a time
 GROUP = 12  # query rows whose logits stay in the first cache
-DIRECT = 8
+DIRECT = 12  # query rows, at most GROUP, for which unpacking would cost more than it saves
 AHEAD = 64  # keys to fetch before they are needed
 LN2, LOG2E = log(2), 1 / log(2)
 
@@ -253,18 +254,15 @@ def unpack_tile(x, y, row, t, end, room):  # type: ignore[no-untyped-def]
 
 @helper
 def score_panels(x, y, i, n, t, first, last, room):  # type: ignore[no-untyped-def]
-    q, row = room.q + 4 * i * x.dim, 4 * x.dim
-    for j in range(first - t, last - t, 16):
-        invoke(y.plain, (n, q, row, room.k + 4 * j * x.dim, 64, x.dim, room.s + 4 * j, 4 * TILE, 16, 0, 0))
+    a, panels, row = first - t, (last - first + 15) // 16, 4 * x.dim
+    invoke(y.plain, (n, room.q + row * i, row, room.k + row * a, 64 * x.dim, x.dim, room.s + 4 * a, 4 * TILE, panels, 0))
 
 
 @helper
 def gather_panels(y, i, n, t, first, last, room):  # type: ignore[no-untyped-def]
-    a = first - t
-    for d in range(0, room.wide, 16):
-        to = room.o + 4 * (i * room.wide + d)
-        v = room.v + 4 * TILE * d + 64 * a
-        invoke(y.plain, (n, room.s + 4 * a, 4 * TILE, v, 64, last - first, to, 4 * room.wide, 16, room.fade + 4 * i, 0))
+    a, row, fade = first - t, 4 * room.wide, room.fade + 4 * i
+    panels = room.wide // 16
+    invoke(y.plain, (n, room.s + 4 * a, 4 * TILE, room.v + 64 * a, 64 * TILE, last - first, room.o + row * i, row, panels, fade))
 
 
 @helper
@@ -272,18 +270,27 @@ def score_pages(x, y, row, n, t, first, last, end, room):  # type: ignore[no-unt
     krow = y.page // y.split * y.item
     j = first
     while j < last:
-        page, off = page_at(y, row, j), j % y.page
+        page, off, hop = page_at(y, row, j), j % y.page, ahead(y, row, j, end)
         width = y.page if y.kscale else min(y.page - off, (last - j + 15) // 16 * 16)
         q = room.q
         if y.kscale:
             q = room.scaled
             scale_queries(x.dim, n, y.kscale + 2 * page * x.dim, room)
+            fetch_scales(y.kscale, y.kzero, (page + hop) * x.dim, x.dim)
         source = y.k + page * x.dim * krow + off * y.item
         to = room.s + 4 * (j - t)
-        invoke(y.times, (n, q, 4 * x.dim, source, krow, x.dim, to, 4 * TILE, width, 0, ahead(y, row, j, end) * x.dim * krow))
+        invoke(y.times, (n, q, 4 * x.dim, source, krow, x.dim, to, 4 * TILE, width, 0, hop * x.dim * krow))
         if y.kzero:
             shift_logits(x.dim, n, y.kzero + 2 * page * x.dim, to, width, room)
         j += width
+
+
+@helper
+def fetch_scales(scale, zero, at, count):  # type: ignore[no-untyped-def]
+    for line in range(0, 2 * count, 64):
+        prefetch(scale + 2 * at + line)
+        if zero:
+            prefetch(zero + 2 * at + line)
 
 
 @helper
@@ -314,13 +321,13 @@ def gather_pages(x, y, row, n, t, first, last, end, room):  # type: ignore[no-un
     fade = room.fade
     j = first
     while j < last:
-        at = page_at(y, row, j) * y.page + j % y.page
+        at, hop = page_at(y, row, j) * y.page + j % y.page, ahead(y, row, j, end) * y.page
         depth = min(y.page - j % y.page, last - j)
         p = room.s + 4 * (j - t)
         if y.vscale:
             scale_weights(n, p, depth, y.vscale + 2 * at, y.vzero + 2 * at if y.vzero else 0, fade, room)
-        next_v = ahead(y, row, j, end) * y.page * vrow
-        invoke(y.times, (n, p, 4 * TILE, y.v + at * vrow, vrow, depth, room.o, 4 * room.wide, x.dim, fade, next_v))
+            fetch_scales(y.vscale, y.vzero, at + hop, y.page)
+        invoke(y.times, (n, p, 4 * TILE, y.v + at * vrow, vrow, depth, room.o, 4 * room.wide, x.dim, fade, hop * vrow))
         fade = room.one
         j += depth
 

@@ -156,7 +156,8 @@ class LayerMemory:
         held, page = len(self.pos), self.recent.pool.page
         fresh = self.recent.wants(tokens)
         side = min(tokens, keep) * self.shape.heads * self.shape.head_dim * 4 + self.recent.growth(fresh)
-        moves = max(held + tokens - self.plan.needs.recent - (self.plan.window or 0), 0) // page * heads
+        old = held + tokens - self.plan.needs.recent - (self.plan.window or 0)
+        moves = old // page * heads if old >= max(page, PAGE) else 0
         if self.settled is None:
             moves = moves if self.plan.window else 0
             return (fresh - moves) * raw.page_bytes + side, moves * raw.page_bytes

@@ -9,15 +9,18 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..values.packed import Kind, Packed
+from ..values import Shape
+from ..values.packed import FLOATS, Kind, Packed
 from .build import Model, build
 from .config import Config
 from .pull import BUILTIN, Progress, place
@@ -41,6 +44,8 @@ class LoadReport:
     kinds: dict[str, int]
     notes: tuple[str, ...]
     seconds: float
+    own: int = 0
+    """Matrices that the recipe's Weights method packed."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Loaded:
     tokenizer: Tokenizer
     report: LoadReport
     fingerprint: str
+    packer: Packer | None = None
 
 
 def load(
@@ -59,11 +65,13 @@ def load(
     device: str = "cpu",
     progress: Progress | None = None,
     cache_dir: Path | None = None,
+    choose: Callable[[Shape], Packer | None] | None = None,
 ) -> Loaded:
     """Load a built-in model, a GGUF file, a Hugging Face directory or a model of the Hugging Face hub.
 
     `weights` packs all matrices as int8, int4, f16, bf16 or f32; None keeps them as stored. `progress` hears a fraction and a text;
-    `cache_dir` is where built-in models were pulled to. Raises ModelError with one sentence.
+    `cache_dir` is where built-in models were pulled to. `choose` sees the model's shape before a weight is read, and may name a method that
+    packs float matrices its own way. Raises ModelError with one sentence.
     """
     start = time.perf_counter()
     kind = _kind(weights)
@@ -72,7 +80,8 @@ def load(
     source: Source = GGUFSource(path) if path.is_file() else DirectorySource(path)
     config = Config.from_hf(source.config)
     tokenizer = source.tokenizer()
-    shelf = Shelf(source, kind, target, progress or (lambda fraction, text: None))
+    packer = choose(config.shape) if choose else None
+    shelf = Shelf(source, kind, target, progress or (lambda fraction, text: None), packer)
     model = build(config, shelf)
     trim()
     report = LoadReport(
@@ -83,15 +92,24 @@ def load(
         kinds=dict(shelf.kinds),
         notes=tuple(f"{count} matrices {text}" for text, count in sorted(source.notes.items())),
         seconds=time.perf_counter() - start,
+        own=shelf.own,
     )
-    return Loaded(model, tokenizer, report, fingerprint(source, weights))
+    form = weights if packer is None else f"{weights} + {packer}"
+    return Loaded(model, tokenizer, report, fingerprint(source, form), packer)
+
+
+class Packer(Protocol):
+    """A recipe's Weights method: the packed form of a float matrix, or None to leave it to the loader."""
+
+    def pack(self, name: str, w: Tensor) -> Packed | None: ...
 
 
 class Shelf:
     """The weights that a model is built from: each is read, packed and counted when it is asked for."""
 
-    def __init__(self, source: Source, kind: Kind | None, device: torch.device, progress: Progress) -> None:
-        self.parameters = self.nbytes = 0
+    def __init__(self, source: Source, kind: Kind | None, device: torch.device, progress: Progress, packer: Packer | None = None) -> None:
+        self.parameters = self.nbytes = self.own = 0
+        self._packer = packer
         self.kinds: Counter[str] = Counter()
         self._source, self._kind, self._device, self._progress = source, kind, device, progress
         self._done = self._loose = 0
@@ -104,7 +122,7 @@ class Shelf:
         if name not in self:
             raise ModelError(f"The checkpoint {self._source.path} has no tensor {name!r}, which the model needs.")
         self._progress(self._done / self._total, f"reading {name}")
-        found = self._source.read(name, self._form(name)).to(self._device)
+        found = self._read(name).to(self._device)
         self._done += self._source.sizes[name]
         self._loose += self._source.sizes[name]
         if self._loose > _LOOSE:
@@ -114,6 +132,17 @@ class Shelf:
         self.nbytes += found.nbytes
         self.kinds["f32" if isinstance(found, Tensor) else found.kind] += 1
         return found
+
+    def _read(self, name: str) -> Tensor | Packed:
+        """A tensor in its form; a matrix of floats is offered to the recipe's method first."""
+        if self._packer is not None:
+            stored = self._source.read(name, None)
+            floats = stored if isinstance(stored, Tensor) else stored.unpack() if stored.kind in FLOATS else None
+            packed = self._packer.pack(name, floats.float()) if floats is not None and floats.dim() == 2 else None
+            if packed is not None:
+                self.own += 1
+                return packed
+        return self._source.read(name, self._form(name))
 
     def _form(self, name: str) -> Kind | None:
         """The embedding and the head suffer most from 4 bits, so int4 keeps them at 8, as GGUF files do."""

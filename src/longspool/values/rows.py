@@ -58,7 +58,7 @@ class Rows:
 
     def pages(self, pick: Tensor, count: Tensor) -> Rows:
         """Keep the page ordinals pick int32 [R, K] (ascending; the first count[r] are valid, -1 after them)."""
-        index, n = pick.numpy(), count.numpy()
+        index, n = _array(pick), _array(count)
         rows = _ordinals(len(index))
         if self.whole and index.size and n.min() == index.shape[1]:
             return Rows(torch.from_numpy(self.table.numpy()[rows[:, None], index]), count * self.grain, self.grain)
@@ -88,3 +88,8 @@ class Rows:
 @functools.lru_cache(maxsize=16)
 def _ordinals(count: int) -> np.ndarray:
     return np.arange(count)
+
+
+def _array(x: Tensor) -> np.ndarray:
+    """What a kernel chose on another device comes to where the tables are."""
+    return (x if x.is_cpu else x.cpu()).numpy()

@@ -9,12 +9,12 @@ import torch
 from numba.core.ccallback import CFunc
 from torch import Tensor
 
+from ..attend_rows.cpu import STORED, dense
 from ..panels import callback, version
 from ..schedule import launch, whole_numbers
 from ..simd import KIND, F, get64, load, one, put, size, store, whole
 from ..threads import chunks
 
-STORED = (torch.float32, torch.float16, torch.bfloat16)
 SMALL = 1 << 14  # values that one thread moves sooner than two can be woken
 
 
@@ -50,7 +50,7 @@ def writer(dtype: torch.dtype) -> CFunc:
 
 
 def run(kp: Tensor, vp: Tensor, table: Tensor, start: Tensor, k: Tensor, v: Tensor, offset: Tensor) -> None:
-    k, v, table, offset = k.contiguous(), v.contiguous(), table.contiguous(), whole_numbers(offset)
+    k, v, table, start, offset = dense(k), dense(v), dense(table), dense(start), whole_numbers(offset)
     parts = chunks() if k.numel() > SMALL else 1
     pools = (kp.data_ptr(), vp.data_ptr(), table.data_ptr(), table.shape[1], start.data_ptr())
     tokens = (k.data_ptr(), v.data_ptr(), offset.data_ptr(), start.shape[0])

@@ -11,7 +11,7 @@ from numba.core.ccallback import CFunc
 from torch import Tensor
 
 from ...values import Blocks
-from ..attend_rows.cpu import at, keys_of
+from ..attend_rows.cpu import at, dense, keys_of
 from ..attend_rows.cpu import can as can_rows
 from ..panels import callback, version
 from ..schedule import TASK, attend, launch, put_task
@@ -32,7 +32,7 @@ def can(
     *rest: object,
     **kw: object,
 ) -> str | None:
-    return can_rows(q, kp, vp, table, length, spans)
+    return can_rows(q, kp, vp, table, length, spans, lo, hi)
 
 
 @helper
@@ -98,6 +98,7 @@ def run(
     scale: float,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
+    table, length = dense(table), dense(length)
     if hi is None:
         hi = torch.cat([torch.arange(b - a) + f + 1 - o for (a, b), o, f in zip(pairwise(spans), base, first, strict=True)])
         hi = hi.to(torch.int32)
@@ -110,5 +111,6 @@ def run(
     job = (tasks, tasks + TASK * most, edges.buffer_info()[0], len(spans) - 1, table.shape[0], q.shape[1])
     block = array("q", (*job, *pattern, 0))
     launch(0, plan().address, 0, block.buffer_info()[0], 1, 0, 0)
+    lo, hi = (None if x is None else dense(x) for x in (lo, hi))
     sight, keys = (at(lo), at(hi), 0, 0, 0), keys_of(kp, vp, table, length)
     return attend(q, spans, table.shape[0], keys, sight, scale, softcap, (tasks, tasks + TASK * most, block[-1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..attend_rows.cpu import at, shape_problem
+from ..attend_rows.cpu import at, dense, problem
 from ..panels import calls
 from ..schedule import attend
 
@@ -22,6 +22,8 @@ def can(
     table: Tensor,
     length: Tensor,
     spans: tuple[int, ...],
+    lo: Tensor | None,
+    hi: Tensor | None,
     *rest: object,
     **kw: object,
 ) -> str | None:
@@ -32,7 +34,7 @@ def can(
         return "the pool is not contiguous"
     if bits == 4 and dim % 16:
         return f"4 bits need a head_dim of a multiple of 16, and it is {dim}"
-    return shape_problem(q, dim, page, table, len(spans) - 1)
+    return problem(q, dim, page, table, length, spans, lo, hi)
 
 
 def run(
@@ -52,6 +54,8 @@ def run(
     scale: float,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
+    table, length = dense(table), dense(length)
+    lo, hi = (None if x is None else dense(x) for x in (lo, hi))
     form = (table.shape[1], vscale.shape[1], 1, 8 // bits, *calls(kc.dtype))
     zeros = (kscale.data_ptr(), at(kzero), vscale.data_ptr(), at(vzero))
     keys = (kc.data_ptr(), vc.data_ptr(), table.data_ptr(), length.data_ptr(), *form, *zeros)

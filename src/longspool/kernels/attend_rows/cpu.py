@@ -13,23 +13,39 @@ STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def can(
-    q: Tensor, kp: Tensor, vp: Tensor, table: Tensor, length: Tensor, spans: tuple[int, ...], *rest: object, **kw: object
+    q: Tensor,
+    kp: Tensor,
+    vp: Tensor,
+    table: Tensor,
+    length: Tensor,
+    spans: tuple[int, ...],
+    lo: Tensor | None,
+    hi: Tensor | None,
+    *rest: object,
+    **kw: object,
 ) -> str | None:
-    dim, page = kp.shape[1], kp.shape[2]
     if kp.dtype not in STORED or vp.dtype != kp.dtype:
         return f"pages of {kp.dtype} and {vp.dtype} have no kernel"
     if not (kp.is_contiguous() and vp.is_contiguous()):
         return "the pool is not contiguous"
-    return shape_problem(q, dim, page, table, len(spans) - 1)
+    return problem(q, kp.shape[1], kp.shape[2], table, length, spans, lo, hi)
 
 
-def shape_problem(q: Tensor, dim: int, page: int, table: Tensor, requests: int) -> str | None:
+def problem(
+    q: Tensor, dim: int, page: int, table: Tensor, length: Tensor, spans: tuple[int, ...], lo: Tensor | None, hi: Tensor | None
+) -> str | None:
     """Why the CPU kernels can't serve these shapes, or None."""
     if dim % 8 or page % 16 or TILE % page:
-        return f"head_dim {dim} with pages of {page} has no kernel (multiples of 8; 16, 32, 64 or 128)"
-    if requests * q.shape[1] > STACK * table.shape[0]:
+        return f"head_dim {dim} with pages of {page} has no kernel (multiples of 8; 16, 32, 64, 128 or 256)"
+    if (len(spans) - 1) * q.shape[1] > STACK * table.shape[0]:
         return f"more than {STACK} query heads share a KV head"
-    return None
+    whole = all(x is None or x.dtype is torch.int32 for x in (table, length, lo, hi))
+    return None if whole and q.dtype is torch.float32 else "q is not float32, or the table, length, lo or hi are not int32"
+
+
+def dense(x: Tensor) -> Tensor:
+    """For kernels that see addresses only."""
+    return x if x.is_contiguous() else x.contiguous()
 
 
 def at(x: Tensor | None) -> int:
@@ -50,6 +66,8 @@ def run(
     weight: Tensor | None = None,
     tree: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    table, length = dense(table), dense(length)
+    lo, hi, weight, tree = (None if x is None else dense(x) for x in (lo, hi, weight, tree))
     sight = (at(lo), at(hi), at(tree), 0 if tree is None else tree.shape[1], at(weight))
     return attend(q, spans, table.shape[0], keys_of(kp, vp, table, length), sight, scale, softcap)
 

@@ -10,6 +10,7 @@ from numba.core.ccallback import CFunc
 from torch import Tensor
 
 from ..append_rows.cpu import SMALL, can
+from ..attend_rows.cpu import dense
 from ..panels import callback, version
 from ..schedule import launch, whole_numbers
 from ..simd import KIND, F, get64, load, one, put, size, store, whole
@@ -41,7 +42,7 @@ def reader(dtype: torch.dtype) -> CFunc:
 
 
 def run(kp: Tensor, vp: Tensor, table: Tensor, index: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    table, index, offset = table.contiguous(), index.contiguous(), whole_numbers(offset)
+    table, index, offset = dense(table), dense(index), whole_numbers(offset)
     n, dim, page = index.shape[0], kp.shape[1], kp.shape[2]
     k, v = torch.empty(n, dim), torch.empty(n, dim)
     parts = chunks() if k.numel() > SMALL else 1

@@ -16,13 +16,14 @@ def run(
     h: Tensor, head: Packed, temperature: Tensor, seed: Tensor, offset: Tensor, cap: float = 0.0, tile: int = 8192
 ) -> tuple[Tensor, Tensor]:
     batch, step = h.shape[0], max(tile // 32 * 32, 32)
+    temperature, seed, offset = temperature.to(h.device), seed.to(h.device), offset.to(h.device)
     divide = torch.where(temperature > 0, temperature, 1.0)[:, None]
-    best, token = torch.full((batch,), -torch.inf), torch.zeros(batch, dtype=torch.int64)
-    logit, lse = torch.zeros(batch), torch.full((batch,), -torch.inf)
+    best, token = h.new_full((batch,), -torch.inf), torch.zeros(batch, dtype=torch.int64, device=h.device)
+    logit, lse = h.new_zeros(batch), h.new_full((batch,), -torch.inf)
     for lo in range(0, head.rows, step):
         z = matmul(h, head.part(lo, min(lo + step, head.rows)))
         z = (z if cap <= 0 else torch.tanh(z / cap) * cap) / divide
-        ids = torch.arange(lo, lo + z.shape[1])
+        ids = torch.arange(lo, lo + z.shape[1], device=h.device)
         noisy = torch.where(temperature[:, None] > 0, z + gumbel(seed[:, None], offset[:, None], ids[None]), z)
         top, at = noisy.max(1)
         won = top > best

@@ -11,7 +11,8 @@ import torch
 from numba.core.ccallback import CFunc
 from torch import Tensor
 
-from ..append_rows.cpu import SMALL, STORED
+from ..append_rows.cpu import SMALL
+from ..attend_rows.cpu import STORED, dense
 from ..panels import callback, version
 from ..schedule import launch
 from ..simd import KIND, F, get64, highest, larger, load, lowest, one, put, size, smaller, splat, whole
@@ -51,7 +52,7 @@ def folder(dtype: torch.dtype) -> CFunc:
 
 
 def run(kp: Tensor, pages: Tensor, fill: Tensor) -> tuple[Tensor, Tensor]:
-    pages, fill = pages.contiguous(), fill.contiguous()
+    pages, fill = dense(pages), dense(fill)
     n, dim, page = pages.shape[0], kp.shape[1], kp.shape[2]
     kmin, kmax = torch.empty(n, dim), torch.empty(n, dim)
     parts = chunks() if n * dim * page > SMALL else 1

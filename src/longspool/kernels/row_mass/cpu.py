@@ -11,7 +11,7 @@ import torch
 from numba.core.ccallback import CFunc
 from torch import Tensor
 
-from ..attend_rows.cpu import STORED, at, keys_of, shape_problem
+from ..attend_rows.cpu import STORED, at, dense, keys_of, problem
 from ..panels import callback, version
 from ..schedule import job_of, launch, make_block, numbers
 from ..simd import F, add, exp2, get64, load, one, splat, store, sub, take, whole
@@ -35,12 +35,22 @@ from ..tiles import (
 )
 
 
-def can(q: Tensor, kp: Tensor, table: Tensor, length: Tensor, spans: tuple[int, ...], *rest: object, **kw: object) -> str | None:
+def can(
+    q: Tensor,
+    kp: Tensor,
+    table: Tensor,
+    length: Tensor,
+    spans: tuple[int, ...],
+    lo: Tensor | None,
+    hi: Tensor | None,
+    *rest: object,
+    **kw: object,
+) -> str | None:
     if kp.dtype not in STORED:
         return f"pages of {kp.dtype} have no kernel"
     if not kp.is_contiguous():
         return "the pool is not contiguous"
-    return shape_problem(q, kp.shape[1], kp.shape[2], table, len(spans) - 1)
+    return problem(q, kp.shape[1], kp.shape[2], table, length, spans, lo, hi)
 
 
 @cache
@@ -118,7 +128,8 @@ def run(
     weight: Tensor | None = None,
 ) -> Tensor:
     (_, heads, dim), (rows, columns), page = q.shape, table.shape, kp.shape[2]
-    q, lse = q.contiguous(), lse.contiguous()
+    q, lse, table, length = dense(q), dense(lse), dense(table), dense(length)
+    lo, hi, weight = (None if x is None else dense(x) for x in (lo, hi, weight))
     mass = torch.empty(rows, columns * page)
     workers, room = chunks(), room_bytes(dim)
     memory, edges = torch.empty(workers * room, dtype=torch.uint8), array("q", spans)

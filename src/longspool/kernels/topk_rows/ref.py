@@ -8,6 +8,7 @@ from torch import Tensor
 
 def run(score: Tensor, count: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = score.shape
+    count, k = count.to(score.device), k.to(score.device)
     n = torch.minimum(k, count).clamp_min(0).to(torch.int32)
     index = torch.full((rows, int(k.max()) if rows else 0), -1, dtype=torch.int32, device=score.device)
     column = torch.arange(width, device=score.device)

@@ -19,7 +19,7 @@ Allot = Callable[[Tensor, int], Tensor]
 
 def even(score: Tensor, room: int) -> Tensor:
     """Every row its equal share."""
-    return torch.full((score.shape[0],), room)
+    return torch.full((score.shape[0],), room, device=score.device)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _normaliser(q: Tensor, keys: Tensor, shape: Shape) -> Tensor:
     """log sum exp of each window query q [G*n, D] over all that it sees of one row's keys [T, D]; [G*n]."""
     n = len(q) // shape.group
     logits = _logits(q, keys, shape)
-    ahead = torch.ones(n, n, dtype=torch.bool).triu(1).repeat(shape.group, 1)
+    ahead = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1).repeat(shape.group, 1)
     logits[:, -n:].masked_fill_(ahead, -torch.inf)
     return logits.logsumexp(-1)
 

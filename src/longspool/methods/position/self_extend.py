@@ -35,7 +35,7 @@ class SelfExtend(Method, Position):
         return reasons
 
     def reach(self, context: int) -> int:
-        return (context - self.window) * self.group + self.window
+        return (context - self.window + self.window // self.group) * self.group
 
     def frames(self) -> tuple[Frame, ...]:
         g, shift = self.group, self.window - self.window // self.group

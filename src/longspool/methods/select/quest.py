@@ -40,6 +40,8 @@ class Quest(Method, Select):
     def check(self, shape: Shape) -> list[str]:
         if self.page not in (16, 32, 64, 128):
             return [f"page={self.page} must be 16, 32, 64 or 128 tokens."]
+        if self.dense < 0:
+            return [f"dense={self.dense} must not be negative."]
         least = 4 * self.page
         return (
             []
@@ -51,7 +53,7 @@ class Quest(Method, Select):
         return {"kmin": Field((shape.head_dim,), torch.float16), "kmax": Field((shape.head_dim,), torch.float16)}
 
     def summarise(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor) -> None:
-        past = torch.arange(k.shape[-1]) >= fill[:, None, None]
+        past = torch.arange(k.shape[-1], device=k.device) >= fill[:, None, None]
         store["kmin"][pages] = -_half_up(-k.masked_fill(past, torch.inf).amin(-1))
         store["kmax"][pages] = _half_up(k.masked_fill(past, -torch.inf).amax(-1))
 
