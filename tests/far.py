@@ -124,7 +124,6 @@ def engine(recipes: list[str]) -> None:
 
     from longspool.model import tiny as making
     from longspool.model.weights import Noise
-    from longspool.recipe import parse
 
     class FarNoise(Noise):
         def matrix(self, name: str, rows: int, cols: int) -> Tensor:

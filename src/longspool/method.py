@@ -121,7 +121,7 @@ class Method:
                 parts.append(str(value))
             elif isinstance(value, tuple) and value and all(isinstance(m, Method) for m in value):
                 parts.append(" + ".join(map(str, value)))
-            elif value != f.default:
+            elif value != f.default and not (f.metadata.get("wraps") and not value):
                 parts.append(f"{f.name}={value!r}")
         return f"{self.slug}({', '.join(parts)})" if parts else self.slug
 
