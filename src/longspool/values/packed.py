@@ -98,7 +98,7 @@ class Packed:
         if kind in ("int8", "q8_0"):
             return _weave(kind, cols, *_fit8(w), None)
         if kind in ("int4", "q4_1"):
-            parts = [_fit4(block) for block in torch.split(w, max(1, (1 << 22) // max(cols, 1)))] or [_fit4(w)]
+            parts = [_fit4(block) for block in torch.split(w, max(1, (1 << 20) // max(cols, 1)))] or [_fit4(w)]
             codes, scale, low = (torch.cat(p) for p in zip(*parts, strict=True))
             return _weave(kind, cols, codes, scale, low)
         raise ModelError(f"A float matrix can't be packed as {kind!r}; int8, int4, f16, bf16 and f32 can.")
@@ -214,42 +214,49 @@ def _fit8(w: Tensor) -> tuple[Tensor, Tensor]:
     """Codes int8 [M, K] and scale fp16 [M, G] of a symmetric fit to each group's largest magnitude."""
     groups = _groups(w.float())
     scale = (groups.abs().amax(-1) / 127).clamp_max(65504.0).half()
-    codes = torch.round(groups / _nonzero(scale)).clamp(-127, 127)
+    codes = torch.round(groups / _nonzero(scale)[..., None]).clamp(-127, 127)
     return codes.to(torch.int8).flatten(1), scale
 
 
 def _fit4(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes int32 [M, K / 8], scale and low fp16 [M, G]: the best of several clipped ranges, each refined by least squares."""
-    groups = _groups(w.float())  # [M, G, 32]
-    floor, top = groups.amin(-1), groups.amax(-1)
-    best = torch.full_like(floor, float("inf"))
-    scale, low = torch.zeros_like(floor).half(), torch.zeros_like(floor).half()
-    for shrink in (0.0, 0.02, 0.04, 0.07, 0.1, 0.14):
-        s, m = ((top - floor) * (1 - 2 * shrink) / 15).half(), (floor + (top - floor) * shrink).half()
-        for fit in ((s, m), _least_squares(groups, s, m)):
-            error = (groups - _codes4(groups, *fit) * fit[0].float()[..., None] - fit[1].float()[..., None]).square().sum(-1)
-            better = error < best
-            best = torch.where(better, error, best)
-            scale, low = torch.where(better, fit[0], scale), torch.where(better, fit[1], low)
+    shape = (w.shape[0], w.shape[1] // GROUP)
+    groups = w.float().reshape(-1, GROUP).T.contiguous()  # [32, M * G]: sums over a group add whole vectors
+    floor, top = groups.amin(0), groups.amax(0)
+    scale, low = ((top - floor) / 15).half(), floor.half()
+    best = _error4(groups, scale, low)
+    for shrink in (0.0, 0.04, 0.09, 0.14):
+        fit = _least_squares(groups, (top - floor) * ((1 - 2 * shrink) / 15), floor + (top - floor) * shrink)
+        error = _error4(groups, *fit)
+        better = error < best
+        best = torch.where(better, error, best)
+        scale, low = torch.where(better, fit[0], scale), torch.where(better, fit[1], low)
     codes = _codes4(groups, scale, low).to(torch.uint8)
-    words = (codes[..., :16] | codes[..., 16:] << 4).contiguous().view(torch.int32)
-    return words.flatten(1), scale, low
+    words = (codes[:16] | codes[16:] << 4).T.contiguous().view(torch.int32)
+    return words.reshape(shape[0], shape[1] * 4), scale.reshape(shape), low.reshape(shape)
 
 
 def _codes4(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:
-    return torch.round((groups - low.float()[..., None]) / _nonzero(scale)).clamp(0, 15)
+    return (groups - low.float()).div_(_nonzero(scale)).round_().clamp_(0, 15)
+
+
+def _error4(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:
+    codes = _codes4(groups, scale, low).mul_(scale.float()).add_(low.float())
+    return codes.sub_(groups).square_().sum(0)
 
 
 def _least_squares(groups: Tensor, scale: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     """The scale and low that fit the groups best with the codes these give."""
     codes = _codes4(groups, scale, low)
-    centred = codes - codes.mean(-1, keepdim=True)
-    slope = (centred * groups).sum(-1) / centred.square().sum(-1).clamp_min(1e-12)
-    return slope.half(), (groups.mean(-1) - slope * codes.mean(-1)).half()
+    mean = codes.mean(0)
+    codes.sub_(mean)
+    spread = codes.square().sum(0).clamp_min_(1e-12)
+    slope = codes.mul_(groups).sum(0) / spread
+    return slope.half(), (groups.mean(0) - slope * mean).half()
 
 
 def _nonzero(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, torch.ones((), dtype=scale.dtype, device=scale.device), scale).float()[..., None]
+    return torch.where(scale == 0, torch.ones((), dtype=scale.dtype, device=scale.device), scale).float()
 
 
 assert set(FORMS) | set(FLOATS) == set(get_args(Kind))
