@@ -147,8 +147,8 @@ class Packed:
         return self.codes.device
 
     @property
-    def is_cuda(self) -> bool:
-        return self.codes.is_cuda
+    def is_cpu(self) -> bool:
+        return self.codes.is_cpu
 
     @property
     def nbytes(self) -> int:
@@ -232,7 +232,7 @@ def _fit4(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         best = torch.where(better, error, best)
         scale, low = torch.where(better, fit[0], scale), torch.where(better, fit[1], low)
     codes = _codes4(groups, scale, low).to(torch.uint8)
-    words = (codes[:16] | codes[16:] << 4).T.contiguous().view(torch.int32)
+    words = (codes[:16] | codes[16:] << 4).T.clone(memory_format=torch.contiguous_format).view(torch.int32)
     return words.reshape(shape[0], shape[1] * 4), scale.reshape(shape), low.reshape(shape)
 
 
