@@ -198,7 +198,7 @@ def test_a_recipe_that_keeps_less_is_let_in(recipe: str) -> None:
     assert rig.pools.ledger.peak["device"] <= 300_000 and empty(rig)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(sorted(RECIPES)),
     st.lists(st.tuples(st.integers(1, 230), st.integers(1, 9)), min_size=1, max_size=4),

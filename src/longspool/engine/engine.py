@@ -132,7 +132,7 @@ class Engine:
             if most <= self.budget:
                 return batch
         while batch:
-            want = self.pools.ledger.now["device"] + sum(r.pending.memory.growth(len(r.pending.step.ids)) for r in batch if r.pending)
+            want = self.pools.ledger.now["device"] + sum(r.pending.memory.growth(r.pending.step) for r in batch if r.pending)
             if want <= self.budget:
                 return batch
             youngest = self.running[-1]

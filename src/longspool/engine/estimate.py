@@ -26,6 +26,7 @@ def need(plan: Plan, prompt: int, chunk: int, answer: int = 0) -> int:
     total = sum(max(_reading(layer, plan.shape, prompt, chunk), _holding(layer, plan.shape, prompt, answer)) for layer in plan.layers)
     total += sum(_side(layer, plan.shape, prompt + answer) for layer in plan.layers)
     total += max(_staged(layer, plan.shape, prompt + answer) for layer in plan.layers)
+    total += max(_evicting(layer, plan.shape, prompt) for layer in plan.layers)
     for method in plan.methods:
         if isinstance(method, Decode) and (inner := method.beside()):
             draft = resolve(tuple(map(Item, inner)), plan.shape, plan.dtype, method.needs().recent)
@@ -53,6 +54,11 @@ def _reading(layer: LayerPlan, shape: Shape, prompt: int, chunk: int) -> int:
     if evicts and min(e.peak(prompt, chunk) for e in evicts) >= prompt:
         return raw * _pages(prompt, layer)
     return raw * _pages(min(prompt, fresh), layer) + _old(layer, settled, _kept(layer, max(prompt - layer.needs.recent, 0)))
+
+
+def _evicting(layer: LayerPlan, shape: Shape, prompt: int) -> int:
+    """What an eviction writes before it lets go of what was raw; the layers do that one after another."""
+    return _old(layer, page_bytes(layer, shape)[1], _kept(layer, prompt)) if layer.chain(Evict) else 0
 
 
 def _holding(layer: LayerPlan, shape: Shape, prompt: int, answer: int) -> int:

@@ -12,7 +12,7 @@ from ..errors import LongspoolError
 from ..kernels import append_rows, gather_rows
 from ..method import Method
 from ..plan import PAGE, LayerPlan
-from ..roles import Evict, Place
+from ..roles import Admit, Evict, Place
 from ..values import Rows, Step
 from ..values.step import Phase
 from .pool import Pool
@@ -150,22 +150,30 @@ class LayerMemory:
             for name, amount in amounts.items():
                 self.actions[method.slug][name] += amount
 
-    def growth(self, tokens: int) -> tuple[int, int]:
-        """Bytes on the device that so many new tokens add at most: when the step is over, and more than that while it settles."""
-        raw, heads, keep = self.recent.pool, self.shape.kv_heads, self.plan.needs.queries
-        held, page = len(self.pos), self.recent.pool.page
-        fresh = self.recent.wants(tokens)
-        side = min(tokens, keep) * self.shape.heads * self.shape.head_dim * 4 + self.recent.growth(fresh)
-        old = held + tokens - self.plan.needs.recent - (self.plan.window or 0)
-        moves = old // page * heads if old >= max(page, PAGE) else 0
+    def growth(self, step: Step) -> tuple[int, int, int, int]:
+        """Bytes on the device that one request's step adds at most: when its tokens enter, while what is elsewhere is fetched, when old
+        tokens settle; and what is freed after that."""
+        raw, count, keep = self.recent.pool, len(step.ids), self.plan.needs.queries
+        fresh = self.recent.wants(count)
+        enter = fresh * raw.page_bytes + self.recent.growth(fresh) + min(count, keep) * self.shape.heads * self.shape.head_dim * 4
+        old, due = max(len(self.pos) + count - self.plan.needs.recent - (self.plan.window or 0), 0), self.due(step)
+        waits = bool(self.plan.chain(Evict)) and not due and step.phase == "prefill" and not step.final[0]
+        if not due and (waits or old < max(raw.page, PAGE)):
+            return enter, self._staged(), 0, 0
+        moves = old // raw.page * self.shape.kv_heads
         if self.settled is None:
-            moves = moves if self.plan.window else 0
-            return (fresh - moves) * raw.page_bytes + side, moves * raw.page_bytes
-        new = moves + heads * self.plan.ragged if moves else 0
-        settled = new * self.store.page_bytes if self.store.tier == "device" else 0
-        side += self.settled.growth(new)
-        lasting = fresh * raw.page_bytes + side + settled - moves * raw.page_bytes
-        return lasting, moves * raw.page_bytes + max(self._staged() - settled, 0)
+            return enter, 0, 0, moves * raw.page_bytes if self.plan.window else 0
+        admitted = min([old // raw.page * raw.page, *(a.admits(old) for a in self.plan.chain(Admit))])
+        new = self._resettled(old, due) if due else self.settled.wants(admitted)
+        size = self.store.page_bytes if self.store.tier == "device" else 0
+        return enter, self._staged(), new * size + self.settled.growth(max(new, 0)), moves * raw.page_bytes
+
+    def _resettled(self, old: int, due: list[Evict]) -> int:
+        """Settled pages that an eviction adds at most; it gives the present ones back first."""
+        assert self.settled is not None
+        longest = int(self.settled.length.max()) + old
+        kept = min([longest, *(e.bound(longest) for e in due)])
+        return (kept // self.store.page + 2) * self.shape.kv_heads - int(self.settled.filled.sum())
 
     def _staged(self) -> int:
         """Bytes that are fetched to the device at once."""

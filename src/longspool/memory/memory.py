@@ -63,10 +63,14 @@ class Memory:
             raise
         return twin
 
-    def growth(self, tokens: int) -> int:
-        """Bytes on the device that a step of so many new tokens adds at most, at its peak."""
-        parts = [layer.growth(tokens) for layer in self.layers]
-        return sum(max(lasting, 0) for lasting, _ in parts) + max(peak for _, peak in parts)
+    def growth(self, step: Step) -> int:
+        """Bytes on the device that this request's step adds at most, at its peak: one layer after another."""
+        now = peak = 0
+        for layer in self.layers:
+            enter, fetched, settled, freed = layer.growth(step)
+            peak = max(peak, now + enter + max(fetched, settled, 0))
+            now += enter + settled - freed
+        return peak
 
     def adopt(self, other: RequestMemory, since: int) -> None:
         """Replace the tokens from position `since` on by the other memory's; both hold them in their recent zones."""
