@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LongspoolError
-from ..kernels import rope
+from ..kernels import chain, rope
 from ..memory import LayerView, Memory, attend, write
 from ..model.build import Model
 from ..model.layers import Block
@@ -18,8 +18,6 @@ from ..plan import Plan
 from ..roles import Evict, Prune, Skip
 from ..values import Step
 from ..values.flow import Ask
-
-Angles = dict[int, tuple[Tensor, Tensor]]
 
 
 class StepError(LongspoolError):
@@ -48,12 +46,20 @@ def forward(model: Model, asks: Sequence[Ask[Memory]]) -> list[Tensor]:
     """Run all asks in one pass and give each its reply, in order."""
     order = sorted(range(len(asks)), key=lambda i: (hash(asks[i].memory.plan), asks[i].step.phase, i))
     groups = _grouped([asks[i] for i in order])
-    x = model.embed(_cat([g.step.ids for g in groups]))
-    angles: Angles = {}
+    x, heads, angles = model.embed(_cat([g.step.ids for g in groups])), None, Angles(model.device)
     for layer, block in enumerate(model.blocks):
-        x = _layer(layer, block, x, groups, angles)
-        if any(g.plan.layers[layer].chain(Prune) and g.step.phase == "prefill" for g in groups):
-            x, angles = _pruned(layer, x, groups), {}
+        if heads is None:
+            x, heads = chain(x, block.entry, [], _turns(model, layer, groups, angles))
+        out, skips = _attended(layer, block, x, heads, groups, angles)
+        prunes = any(g.plan.layers[layer].chain(Prune) and g.step.phase == "prefill" for g in groups)
+        if out is not None and layer + 1 < len(model.blocks) and not (prunes or any(skips)):
+            x, heads = chain(x, model.links[layer], [out.flatten(1)], _turns(model, layer + 1, groups, angles))
+        else:
+            x, heads = x if out is None else _finished(block, x, out, groups, skips), None
+        for g in groups:
+            _settle(layer, g)
+        if prunes:
+            x, angles = _pruned(layer, x, groups), Angles(model.device)
     for ask in asks:
         ask.memory.seen = int(ask.step.pos[-1]) + 1
     return _replies(model, x, groups, asks, order)
@@ -85,10 +91,14 @@ def _place(groups: list[Group]) -> None:
         first += len(g.step.ids)
 
 
-def _layer(layer: int, block: Block, x: Tensor, groups: list[Group], angles: Angles) -> Tensor:
-    """One block: project, write, attend, finish, settle. Groups that skip it only write their keys and values."""
-    qk, v = block.project(x)
-    turned = qk if block.rope is None else _rotated(block.rope, qk, groups, angles)
+def _attended(layer: int, block: Block, x: Tensor, heads: Tensor, groups: list[Group], angles: Angles) -> tuple[Tensor | None, list[bool]]:
+    """Write and attend: what attention gives [N, H, D], or None where all skip; and who skips. They only write their keys and values.
+
+    heads [N, (H + 2 Hkv) D] are rotated, but where some group's positions are the business of a method.
+    """
+    y = heads.view(len(heads), *block.heads)
+    qk, v = y[:, : block.keys], y[:, block.keys :]
+    turned = rope(qk, *angles.of(block.rope, groups)) if block.rope is not None and _bare(layer, groups) else qk
     out = torch.empty_like(qk[:, : block.queries]) if len(groups) > 1 else None
     skips = [_skips(layer, x, g) for g in groups]
     for g, skipped in zip(groups, skips, strict=True):
@@ -104,23 +114,32 @@ def _layer(layer: int, block: Block, x: Tensor, groups: list[Group], angles: Ang
             out = seen
         elif seen is not None:
             out[g.where] = seen
-    new = x if out is None else block.finish(x, out) if not any(skips) else _finish_some(block, x, out, groups, skips)
-    for g in groups:
-        try:
-            _settle(layer, g)
-        except LongspoolError as error:
-            raise StepError(g.plan, error) from error
-    return new
+    return out, skips
 
 
-def _rotated(rope_of: Rope, qk: Tensor, groups: list[Group], angles: Angles) -> Tensor:
-    """Queries and keys at the step's positions; layers with the same embedding share the angles."""
-    if id(rope_of) not in angles:
-        pos = _cat([g.step.pos for g in groups])
-        cos, sin = rope_of.angles(pos, _totals(groups))
-        angles[id(rope_of)] = cos.to(qk.device), sin.to(qk.device)
-    cos, sin = angles[id(rope_of)]
-    return rope(qk, cos, sin)
+class Angles:
+    """Cosines and sines of a pass, once for all layers with the same embedding."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._of: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, rope_of: Rope, groups: list[Group]) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [N, r] at the step's positions."""
+        if id(rope_of) not in self._of:
+            cos, sin = rope_of.angles(_cat([g.step.pos for g in groups]), _totals(groups))
+            self._of[id(rope_of)] = cos.to(self.device), sin.to(self.device)
+        return self._of[id(rope_of)]
+
+
+def _bare(layer: int, groups: list[Group]) -> bool:
+    return any(g.plan.layers[layer].bare for g in groups)
+
+
+def _turns(model: Model, layer: int, groups: list[Group], angles: Angles) -> tuple[Tensor, Tensor] | None:
+    """The angles that a layer's heads are rotated by at once, or None."""
+    rope_of = model.blocks[layer].rope
+    return None if rope_of is None or _bare(layer, groups) else angles.of(rope_of, groups)
 
 
 def _totals(groups: list[Group]) -> Tensor | int:
@@ -140,8 +159,10 @@ def _skips(layer: int, x: Tensor, group: Group) -> bool:
     return True
 
 
-def _finish_some(block: Block, x: Tensor, out: Tensor, groups: list[Group], skips: list[bool]) -> Tensor:
-    """Only the groups that did not skip go through the block."""
+def _finished(block: Block, x: Tensor, out: Tensor, groups: list[Group], skips: list[bool]) -> Tensor:
+    """The stream after the block, through which only the groups go that did not skip it."""
+    if not any(skips):
+        return block.finish(x, out)
     new = x.clone()
     for g, skipped in zip(groups, skips, strict=True):
         if not skipped:
@@ -160,7 +181,10 @@ def _settle(layer: int, group: Group) -> None:
             continue
         step = group.step if len(group.memories) == 1 else group.step.of(b)
         if own.restless or own.due(step):
-            own.settle(LayerView(layer, own.shape, step, own.rows(), (own,)))
+            try:
+                own.settle(LayerView(layer, own.shape, step, own.rows(), (own,)))
+            except LongspoolError as error:
+                raise StepError(group.plan, error) from error
 
 
 def _pruned(layer: int, x: Tensor, groups: list[Group]) -> Tensor:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     attend_blocks: Op
     attend_codes: Op
     attend_rows: Op
+    chain: Op
     gather_rows: Op
     head_sample: Op
     matmul: Op

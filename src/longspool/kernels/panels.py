@@ -196,13 +196,13 @@ def _write(builder: Builder, sums: list[list[Value]], c: Value, c_row: Value, al
 
 
 @cache
-def version() -> int:
-    """A number that changes with the shared sources.
+def version(*more: str) -> int:
+    """A number that changes with the shared sources, and with `more` of them.
 
     Numba's cache looks at the file of the compiled function alone, and at the values that it captures: capture this one.
     """
     here = Path(__file__).parent
-    return zlib.crc32(b"".join((here / f"{name}.py").read_bytes() for name in ("simd", "panels", "tiles", "schedule"))) | 1
+    return zlib.crc32(b"".join((here / f"{name}.py").read_bytes() for name in ("simd", "panels", "tiles", "schedule", *more))) | 1
 
 
 def callback(arity: int, function: Callable[..., None]) -> CFunc:

@@ -142,6 +142,7 @@ def _tanh(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 add = _op(lambda builder, a, b: builder.fadd(a, b))
 sub = _op(lambda builder, a, b: builder.fsub(a, b))
 mul = _op(lambda builder, a, b: builder.fmul(a, b))
+div = _op(lambda builder, a, b: builder.fdiv(a, b))
 larger = _op(_larger)
 smaller = _op(_smaller)
 fma = _op(lambda builder, a, b, c: call(builder, "fma", a, b, c), arity=3)

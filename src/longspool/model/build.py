@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from ..values import Shape
+from ..values.chain import Chain
 from ..values.packed import Packed
 from .config import Config, family
 from .layers import Block, Linear, Norm, norm
@@ -33,6 +37,11 @@ class Model:
         ids = ids.to(self.device)
         x = self._table.index_select(0, ids) if isinstance(self._table, Tensor) else self._table.take(ids)
         return x if self.config.embed_scale == 1.0 else x.mul_(self.config.embed_scale)
+
+    @cached_property
+    def links(self) -> tuple[Chain, ...]:
+        """What lies between neighbouring layers' attentions: from the stream and what attention gave to the next layer's heads."""
+        return tuple(a.exit.then(b.entry) for a, b in pairwise(self.blocks))
 
     def final(self, x: Tensor) -> Tensor:
         """The last norm, [N, W]."""

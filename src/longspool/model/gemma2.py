@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from ..errors import ModelError
 from .config import Config, Family, dense, layer_types
 from .layers import Block as Plain
@@ -57,10 +55,6 @@ class Block(Plain):
         super().__init__(config, source, layer)
         self.after_attention = norm(config, source, f"layers.{layer}.post_attention_layernorm")
         self.after_mlp = norm(config, source, f"layers.{layer}.post_feedforward_layernorm")
-
-    def finish(self, x: Tensor, attn: Tensor) -> Tensor:
-        x = self.after_attention(self.outward(attn.flatten(1))).add_(x)
-        return self.after_mlp(self.mlp(self.before_mlp(x))).add_(x)
 
 
 FAMILY = Family(read, Block)

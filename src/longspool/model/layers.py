@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import groupby
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import ModelError
-from ..kernels import matmul, rms_norm
+from ..kernels import chain, matmul, rms_norm
+from ..kernels.activations import ACTIVATIONS
+from ..values import chain as chains
+from ..values.chain import Chain
 from ..values.packed import Packed
 from .config import Config
 from .weights import Source
@@ -48,6 +52,10 @@ class Linear:
         y: Tensor = matmul(x, self.weight)
         return y if self.bias is None else y.add_(self.bias)
 
+    def moves(self, source: int, to: int) -> list[chains.Product]:
+        """The same as moves of a chain."""
+        return [chains.Product(source, to, self.weight, self.bias)]
+
     @staticmethod
     def stack(linears: list[Linear]) -> Linear:
         """One Linear whose outputs are those of all, side by side; one product for each run of weights of one kind."""
@@ -68,6 +76,12 @@ class Apart(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([part(x) for part in self.parts], -1)
 
+    def moves(self, source: int, to: int) -> list[chains.Product]:
+        """One for each part."""
+        moves = [move for part in self.parts for move in part.moves(source, to)]
+        firsts = accumulate((part.rows for part in self.parts), initial=0)
+        return [replace(move, first=first) for move, first in zip(moves, firsts, strict=False)]
+
 
 def _joined(run: list[Linear]) -> Linear:
     """Linears of one kind as one."""
@@ -81,34 +95,34 @@ def _joined(run: list[Linear]) -> Linear:
 
 
 class Norm:
-    """RMS norm over the last dimension, x / sqrt(mean(x^2) + eps) * weight. torch's own takes three times as many calls."""
+    """RMS norm over the last dimension, x / sqrt(mean(x^2) + eps) * weight, for a weight [S] or one for each of P segments, [P, S]."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[-1]
-        self.gain = weight * size**0.5
-        self.least = (size * eps) ** 0.5
-        self.floor = weight.new_tensor([self.least])
+        self.gain = (weight * size**0.5).reshape(-1, size).contiguous()
+        self.floor = (size * eps) ** 0.5
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dim() == 2:
-            y: Tensor = rms_norm(x, self.gain, self.least)
-            return y
-        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
-        return (x / length).mul_(self.gain)
+        """[N, S] -> [N, S]."""
+        y: Tensor = rms_norm(x, self.gain[0], self.floor)
+        return y
+
+    def move(self, source: int, to: int) -> chains.Norm:
+        return chains.Norm(source, to, self.gain, self.floor)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
+# The registers of a block's chains: the stream, what attention gave, the normed stream, gate and up, their product, what goes back
+# to the stream, and the heads of queries, keys and values.
+STREAM, ATTENDED, NORMED, GATES, INNER, BACK, HEADS = range(7)
 
 
 class Block:
-    """Attention and a gated MLP, each behind a norm, as in Llama. Families override what differs."""
+    """Attention and a gated MLP, each behind a norm, as in Llama. Families override what differs, or add the norms that Llama lacks."""
 
     mlp_norm = "post_attention_layernorm"
+    heads_norm: Norm | None = None
+    after_attention: Norm | None = None
+    after_mlp: Norm | None = None
 
     def __init__(self, config: Config, source: Source, layer: int) -> None:
         if config.activation not in ACTIVATIONS:
@@ -117,7 +131,7 @@ class Block:
         self.rope = config.ropes[layer]
         self.queries, self.keys = shape.heads, shape.heads + shape.kv_heads  # where each ends among the heads of a token
         self.heads = (shape.heads + 2 * shape.kv_heads, shape.head_dim)
-        self.act = ACTIVATIONS[config.activation]
+        self.act = config.activation
         self.before_attention = norm(config, source, f"{at}.input_layernorm")
         self.inward = self.projections(config, source, f"{at}.self_attn")
         self.outward = linear(source, f"{at}.self_attn.o_proj", shape.width, shape.heads * shape.head_dim, config.out_bias)
@@ -137,24 +151,41 @@ class Block:
         names = (f"{at}.gate_proj", f"{at}.up_proj")
         return Linear.stack([linear(source, name, config.inner, config.shape.width, config.mlp_bias) for name in names])
 
+    @cached_property
+    def entry(self) -> Chain:
+        """From the stream to the heads of queries, keys and values."""
+        normed = [] if self.heads_norm is None else [self.heads_norm.move(HEADS, HEADS)]
+        moves: list[chains.Move] = [self.before_attention.move(STREAM, NORMED), *self.inward.moves(NORMED, HEADS), *normed]
+        return self._chain((STREAM,), (STREAM, HEADS), [*moves, chains.Turn(HEADS, self.keys, self.heads[1])])
+
+    @cached_property
+    def exit(self) -> Chain:
+        """From the stream and what attention gave to the stream after this block."""
+        back = [] if self.after_attention is None else [self.after_attention.move(BACK, BACK)]
+        moves: list[chains.Move] = [
+            *self.outward.moves(ATTENDED, BACK),
+            *back,
+            chains.Add(BACK, STREAM),
+            self.before_mlp.move(STREAM, NORMED),
+        ]
+        moves += [*self.gate_up.moves(NORMED, GATES), chains.Gate(GATES, INNER, self.act), *self.down.moves(INNER, BACK)]
+        back = [] if self.after_mlp is None else [self.after_mlp.move(BACK, BACK)]
+        return self._chain((STREAM, ATTENDED), (STREAM,), [*moves, *back, chains.Add(BACK, STREAM)])
+
+    def _chain(self, given: tuple[int, ...], wanted: tuple[int, ...], moves: list[chains.Move]) -> Chain:
+        width, inner, (heads, dim) = self.before_attention.gain.shape[1], self.gate_up.rows // 2, self.heads
+        return Chain((width, self.queries * dim, width, 2 * inner, inner, width, heads * dim), given, wanted, tuple(moves))
+
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From the stream [N, W]: q [N, H, D], k and v [N, Hkv, D], not yet rotated."""
-        qk, v = self.project(x)
-        return qk[:, : self.queries], qk[:, self.queries :], v
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same with queries and keys in one tensor [N, H + Hkv, D], since what turns one turns the other."""
-        y = self.inward(self.before_attention(x)).view(x.shape[0], *self.heads)
-        return y[:, : self.keys], y[:, self.keys :]
+        _, y = chain(x, self.entry, [], None)
+        y = y.view(x.shape[0], *self.heads)
+        return y[:, : self.queries], y[:, self.queries : self.keys], y[:, self.keys :]
 
     def finish(self, x: Tensor, attn: Tensor) -> Tensor:
         """The stream [N, W] after this block, from the one before it and what attention gave, [N, H, D]."""
-        x = self.outward(attn.flatten(1)).add_(x)
-        return self.mlp(self.before_mlp(x)).add_(x)
-
-    def mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(self.act(gate).mul_(up))
+        (x,) = chain(x, self.exit, [attn.flatten(1)], None)
+        return x
 
 
 class NormedHeads(Block):
@@ -167,10 +198,6 @@ class NormedHeads(Block):
         vectors = ((source.vector(f"{at}.{name}.weight", shape.head_dim), n) for name, n in heads.items())
         weights = [(vector + config.norm_shift).expand(n, -1) for vector, n in vectors]
         self.heads_norm = Norm(torch.cat(weights), config.eps)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        qk, v = super().project(x)
-        return self.heads_norm(qk), v
 
 
 def linear(source: Source, name: str, rows: int, cols: int, bias: bool) -> Linear:

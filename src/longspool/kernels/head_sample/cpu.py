@@ -14,7 +14,7 @@ from numba import prange
 from torch import Tensor
 
 from ...values import Packed
-from ..matmul.cpu import prepare
+from ..matmul.cpu import prepare, scratch
 from ..simd import F, add, exp2, highest, larger, load, mul, splat, store, sub, tanh, total
 from ..simd_matmul import BITS, call, floats, longs, panel_address
 from ..threads import chunks, njit, pnjit, use_threads
@@ -42,7 +42,9 @@ def run(
     seed, offset = seed.long().contiguous(), offset.long().contiguous()
     draw = (temperature.data_ptr(), seed.data_ptr(), offset.data_ptr(), float(cap), token.data_ptr(), logprob.data_ptr())
     if batch:
-        kernel(h.data_ptr(), batch, cols, head.rows, panel_address(head.kind), BITS[head.kind], *head.address, *draw, chunks())
+        space = torch.empty(scratch(batch, cols))
+        matrix = (head.rows, panel_address(head.kind), BITS[head.kind], *head.address)
+        kernel(h.data_ptr(), space.data_ptr(), batch, cols, *matrix, *draw, chunks())
     return token, logprob
 
 
@@ -112,7 +114,7 @@ def judge(z, share, words, first, n, top, noisy, best):  # type: ignore[no-untyp
 @njit
 def part(space, batch, cols, rows, panel, bits, codes, scale, low, temperature, seed, offset, cap, best, lo, hi):  # type: ignore[no-untyped-def]
     """Panels lo to hi of the head for all requests."""
-    xt, sums = space.ctypes.data, space.ctypes.data + 4 * batch * cols
+    sums = space + 4 * batch * cols
     tiles, groups = (batch + 5) // 6, cols // 32
     count, code_bytes, scale_bytes = (groups, 128 * bits, 64) if bits < 16 else (cols, 64, 0)
     acc, share, words = np.empty((6, 32), np.float32), np.empty(32, np.float32), np.empty(32, np.uint32)
@@ -122,7 +124,7 @@ def part(space, batch, cols, rows, panel, bits, codes, scale, low, temperature, 
         n = min(32, rows - 32 * p)
         for i in range(tiles):
             a, b = batch * i // tiles, batch * (i + 1) // tiles
-            call(panel, b - a, bits, at, scale + group, low + group, xt + 4 * a * cols, sums + 4 * a * groups, count, acc.ctypes.data)
+            call(panel, b - a, bits, at, scale + group, low + group, space + 4 * a * cols, sums + 4 * a * groups, count, acc.ctypes.data)
             for t in range(a, b):
                 z, noisy = acc[t - a], warm[t] > 0
                 top = bend(z.ctypes.data, np.float32(cap), warm[t] if noisy else np.float32(1))
@@ -135,11 +137,10 @@ def part(space, batch, cols, rows, panel, bits, codes, scale, low, temperature, 
 
 
 @pnjit
-def kernel(h, batch, cols, rows, panel, bits, codes, scale, low, temperature, seed, offset, cap, token, logprob, pieces):  # type: ignore[no-untyped-def]
+def kernel(h, space, batch, cols, rows, panel, bits, codes, scale, low, temperature, seed, offset, cap, token, logprob, pieces):  # type: ignore[no-untyped-def]
     """Everything by address."""
     use_threads(pieces)
     panels, tiles = (rows + 31) // 32, (batch + 5) // 6
-    space = np.empty(batch * (cols + cols // 32), np.float32)
     prepare(h, space, batch, cols, bits, 0, tiles)
     best = np.zeros((pieces, batch, 5))
     best[:, :, :3] = -np.inf

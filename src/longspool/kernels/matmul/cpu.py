@@ -39,10 +39,16 @@ def run(x: Tensor, w: Packed) -> Tensor:
         x = x.contiguous()
     source, sink, panel, bits = x.data_ptr(), out.data_ptr(), panel_address(w.kind), BITS[w.kind]
     step = max(TILE, SWEEP // cols // TILE * TILE)
+    space = torch.empty(scratch(min(step, tokens), cols))  # outside of the kernel: Numba frees an array after its last use by name
     for lo in range(0, tokens, step):
         n = min(step, tokens - lo)
-        kernel(source + 4 * lo * cols, sink + 4 * lo * w.rows, n, cols, w.rows, panel, bits, *w.address, chunks())
+        kernel(source + 4 * lo * cols, sink + 4 * lo * w.rows, space.data_ptr(), n, cols, w.rows, panel, bits, *w.address, chunks())
     return out
+
+
+def scratch(tokens: int, cols: int) -> int:
+    """Floats that a product needs besides: the turned activations [N, K] and their groups' sums behind them."""
+    return tokens * (cols + cols // 32)
 
 
 @njit
@@ -82,21 +88,14 @@ def turn4(x, n, cols, xt, sums):  # type: ignore[no-untyped-def]
 
 
 @njit
-def places(space, tokens, cols):  # type: ignore[no-untyped-def]
-    """Addresses of the turned activations [tokens * cols] and of their groups' sums behind them. The array itself goes from call to
-    call: Numba frees it after its last use by name, whoever still holds an address."""
-    return space.ctypes.data, space.ctypes.data + 4 * tokens * cols
-
-
-@njit
 def prepare(x, space, tokens, cols, bits, lo, hi):  # type: ignore[no-untyped-def]
     """Tiles lo to hi of the activations, turned."""
-    xt, sums = places(space, tokens, cols)
+    sums = space + 4 * tokens * cols
     tiles, groups = (tokens + 5) // 6, cols // 32
     for i in range(lo, hi):
         a = tile(tokens, tiles, i)
         n = tile(tokens, tiles, i + 1) - a
-        from_, to, totals = floats(x + 4 * a * cols), floats(xt + 4 * a * cols), floats(sums + 4 * a * groups)
+        from_, to, totals = floats(x + 4 * a * cols), floats(space + 4 * a * cols), floats(sums + 4 * a * groups)
         if bits == 4:
             turn4(from_, n, cols, to, totals)
         else:
@@ -104,9 +103,9 @@ def prepare(x, space, tokens, cols, bits, lo, hi):  # type: ignore[no-untyped-de
 
 
 @njit
-def sweep(out, space, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi):  # type: ignore[no-untyped-def]
-    """Panels lo to hi for all tokens, tile by tile."""
-    xt, sums = places(space, tokens, cols)
+def sweep(out, stride, space, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi):  # type: ignore[no-untyped-def]
+    """Panels lo to hi for all tokens, tile by tile; `stride` floats from token to token of out."""
+    sums = space + 4 * tokens * cols
     tiles, groups = (tokens + 5) // 6, cols // 32
     count, code_bytes, scale_bytes = (groups, 128 * bits, 64) if bits < 16 else (cols, 64, 0)
     acc, into = np.empty((6, 32), np.float32), floats(out)
@@ -116,18 +115,17 @@ def sweep(out, space, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi
         for i in range(tiles):
             a = tile(tokens, tiles, i)
             n = tile(tokens, tiles, i + 1) - a
-            call(panel, n, bits, at, scale + group, low + group, xt + 4 * a * cols, sums + 4 * a * groups, count, acc.ctypes.data)
+            call(panel, n, bits, at, scale + group, low + group, space + 4 * a * cols, sums + 4 * a * groups, count, acc.ctypes.data)
             for t in range(n):
                 for r in range(top):
-                    into[(a + t) * rows + 32 * p + r] = acc[t, r]
+                    into[(a + t) * stride + 32 * p + r] = acc[t, r]
 
 
 @pnjit
-def kernel(x, out, tokens, cols, rows, panel, bits, codes, scale, low, pieces):  # type: ignore[no-untyped-def]
+def kernel(x, out, space, tokens, cols, rows, panel, bits, codes, scale, low, pieces):  # type: ignore[no-untyped-def]
     """x [N, K] times the matrix to out [N, M], everything by address."""
     use_threads(pieces)
     panels, tiles = (rows + 31) // 32, (tokens + 5) // 6
-    space = np.empty(tokens * (cols + cols // 32), np.float32)
     if tiles == 1:
         prepare(x, space, tokens, cols, bits, 0, 1)
     else:
@@ -135,4 +133,4 @@ def kernel(x, out, tokens, cols, rows, panel, bits, codes, scale, low, pieces): 
             prepare(x, space, tokens, cols, bits, tiles * c // pieces, tiles * (c + 1) // pieces)
     for c in prange(pieces):
         lo, hi = panels * c // pieces, panels * (c + 1) // pieces
-        sweep(out, space, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi)
+        sweep(out, rows, space, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi)

@@ -36,15 +36,15 @@ def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @njit
 def tokens(x, cos, sin, out, heads, dim, r, a, b, lo, hi):  # type: ignore[no-untyped-def]
-    """Tokens lo to hi; a and b are the strides of x from token to token and from head to head."""
+    """Tokens lo to hi; a and b are the strides of x from token to token and from head to head. out may be x."""
     for n in range(lo, hi):
         c, s = floats(cos + 4 * n * r), floats(sin + 4 * n * r)
         for h in range(heads):
             from_, to = floats(x + 4 * (n * a + h * b)), floats(out + 4 * (n * heads + h) * dim)
             for i in range(r):
-                to[i] = from_[i] * c[i] - from_[r + i] * s[i]
-            for i in range(r):
-                to[r + i] = from_[r + i] * c[i] + from_[i] * s[i]
+                u, v = from_[i], from_[r + i]
+                to[i] = u * c[i] - v * s[i]
+                to[r + i] = v * c[i] + u * s[i]
             for i in range(2 * r, dim):
                 to[i] = from_[i]
 
