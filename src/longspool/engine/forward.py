@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import LongspoolError
 from ..kernels import chain, rope
-from ..memory import LayerView, Memory, attend, write
+from ..memory import LayerView, Memory, advance, write
 from ..model.build import Model
 from ..model.layers import Block
 from ..model.rope import Rope
@@ -96,25 +96,34 @@ def _attended(layer: int, block: Block, x: Tensor, heads: Tensor, groups: list[G
 
     heads [N, (H + 2 Hkv) D] are rotated, but where some group's positions are the business of a method.
     """
-    y = heads.view(len(heads), *block.heads)
-    qk, v = y[:, : block.keys], y[:, block.keys :]
-    turned = rope(qk, *angles.of(block.rope, groups)) if block.rope is not None and _bare(layer, groups) else qk
-    out = torch.empty_like(qk[:, : block.queries]) if len(groups) > 1 else None
+    given = heads.view(x.shape[0], *block.heads).split_with_sizes(block.parts, 1)
+    turned = _turned(block, given, groups, angles) if _bare(layer, groups) else given
+    out = torch.empty_like(given[0]) if len(groups) > 1 else None
     skips = [_skips(layer, x, g) for g in groups]
     for g, skipped in zip(groups, skips, strict=True):
-        mine, bare = [m[layer] for m in g.memories], g.plan.layers[layer].bare
-        both, vs = (qk if bare else turned)[g.where], v[g.where]
-        qs, ks = both[:, : block.queries], both[:, block.queries :]
+        mine, parts = [m[layer] for m in g.memories], given if g.plan.layers[layer].bare else turned
+        q, k, v = parts if len(groups) == 1 else (part[g.where] for part in parts)
         try:
-            write(mine, qs, ks, vs, g.step)
-            seen = None if skipped else attend(mine, qs, ks, vs, g.step)
+            if skipped:
+                write(mine, q, k, v, g.step)
+                continue
+            seen = advance(mine, q, k, v, g.step)
         except LongspoolError as error:
             raise StepError(g.plan, error) from error
         if out is None:
             out = seen
-        elif seen is not None:
+        else:
             out[g.where] = seen
     return out, skips
+
+
+def _turned(block: Block, parts: tuple[Tensor, ...], groups: list[Group], angles: Angles) -> tuple[Tensor, ...]:
+    """Queries, keys and values with the first two rotated."""
+    if block.rope is None:
+        return parts
+    q, k, v = parts
+    cos, sin = angles.of(block.rope, groups)
+    return rope(q, cos, sin), rope(k, cos, sin), v
 
 
 class Angles:

@@ -7,7 +7,7 @@ until none is left, `join` merges the stacks that were cut into pieces. All thre
 from __future__ import annotations
 
 from array import array
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from numba.core.ccallback import CFunc
 from torch import Tensor
 
 from .panels import callback, version
+from .room import room
 from .simd import F, exp2, float_at, fma, get64, invoke, lane, load, mul, one, put, put64, splat, store, take, whole
 from .threads import chunks, pnjit, use_threads
 from .tiles import LOG2E, STACK, Keys, Queries, Sight, Stack, absorb, close_stack, helper, open_stack, room_at, room_bytes, settle
@@ -241,8 +242,10 @@ def blend(at, other, wide):  # type: ignore[no-untyped-def]
 
 
 @pnjit
-def launch(before, during, after, block, workers, scratch, room):  # type: ignore[no-untyped-def]
-    """Run C functions: before(block), during(block, scratch) on every thread, after(block). 0 stands for none."""
+def launch(first, given, before, during, after, block, workers, scratch, each):  # type: ignore[no-untyped-def]
+    """Run C functions: first(given, 0), before(block), during(block, scratch) on every thread, after(block). 0 stands for none."""
+    if first:
+        invoke(first, (given, 0))
     if before:
         invoke(before, (block,))
     if workers == 1:
@@ -250,7 +253,7 @@ def launch(before, during, after, block, workers, scratch, room):  # type: ignor
     else:
         use_threads(workers)
         for w in prange(workers):
-            invoke(during, (block, scratch + w * room))
+            invoke(during, (block, scratch + w * each))
     if after:
         invoke(after, (block,))
 
@@ -261,11 +264,24 @@ def stages() -> tuple[int, int, int]:
     return plan().address, work().address, join().address
 
 
+STORED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def dense(x: Tensor) -> Tensor:
+    """For kernels that see addresses only."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def at(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
 def whole_numbers(x: Tensor) -> Tensor:
     """As contiguous int64, without a copy where it is that already."""
     return x.to(torch.int64).contiguous()
 
 
+@lru_cache(maxsize=256)
 def space(spans: tuple[int, ...], rows: int, group: int, workers: int) -> tuple[int, int]:
     """The most tasks that `plan` writes, and the most rows of partial sums."""
     step = max(1, STACK // group)
@@ -286,11 +302,14 @@ def make_block(
     job: tuple[int, ...],
 ) -> array:
     """The numbers of a call: addresses of q, out and lse; keys, sight and job are the numbers of Keys, Sight and Job."""
+    return array("q", (*addresses, q.shape[1], q.shape[2], *_bits(scale, softcap), *keys, *sight, *job))
+
+
+@lru_cache(maxsize=64)
+def _bits(scale: float, softcap: float) -> tuple[int, ...]:
+    """Gain and cap of Queries, doubles as the int64 of the same bits."""
     gain, cap = (scale / softcap, softcap * LOG2E) if softcap > 0 else (scale * LOG2E, 0.0)
-    block = array("q", (*addresses, q.shape[1], q.shape[2]))
-    block.frombytes(array("d", (gain, cap)).tobytes())
-    block.extend((*keys, *sight, *job))
-    return block
+    return tuple(np.array((gain, cap)).view(np.int64).tolist())
 
 
 def attend(
@@ -302,22 +321,23 @@ def attend(
     scale: float,
     softcap: float,
     given: tuple[int, int, int] | None = None,
+    first: tuple[int, int] = (0, 0),
 ) -> tuple[Tensor, Tensor]:
-    """out and lse over the rows. keys and sight as in make_block; given: tasks, runs and count, else planned here."""
+    """out and lse over the rows. keys and sight as in make_block; given: tasks, runs and count, else planned here; first: what to call
+    before, with which block."""
     n, heads, dim = q.shape
     q, out, lse = q.contiguous(), torch.empty(n, heads, dim), torch.empty(n, heads)
     if n == 0:
         return out, lse
-    workers, room, group = chunks(), room_bytes(dim), (len(spans) - 1) * heads // rows
+    workers, each, group = chunks(), room_bytes(dim), (len(spans) - 1) * heads // rows
     tasks, partial = (0, 0) if given else space(spans, rows, group, workers)
     sums, scratch = TASK * tasks + 16 * tasks, TASK * tasks + 16 * tasks + 4 * partial * (dim + 24)
-    memory = torch.empty(scratch + workers * room, dtype=torch.uint8)
-    at, edges = memory.data_ptr(), array("q", spans)
+    (at, _held), edges = room(scratch + workers * each), array("q", spans)
     plans, runs, count = given or (at, at + TASK * tasks, 0)
     job = (edges.buffer_info()[0], len(spans) - 1, rows, group, workers, plans, runs, at + sums, count, 0)
     block = make_block((q.data_ptr(), out.data_ptr(), lse.data_ptr()), q, scale, softcap, keys, sight, job)
     before, during, after = stages()
     if given:
         before, after = 0, 0
-    launch(before, during, after, block.buffer_info()[0], workers, at + scratch, room)
+    launch(*first, before, during, after, block.buffer_info()[0], workers, at + scratch, each)
     return out, lse

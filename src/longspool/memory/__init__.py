@@ -1,6 +1,6 @@
 """The memory: pages, zones, layers."""
 
-from .attend import attend, write
+from .attend import advance, attend, write
 from .layer import LayerMemory
 from .memory import Memory, dense_bytes
 from .pool import Ledger, Pool
@@ -8,4 +8,4 @@ from .pools import Pools
 from .raw import DTYPES, Raw
 from .view import LayerView
 
-__all__ = ["DTYPES", "LayerMemory", "LayerView", "Ledger", "Memory", "Pool", "Pools", "Raw", "attend", "dense_bytes", "write"]
+__all__ = ["DTYPES", "LayerMemory", "LayerView", "Ledger", "Memory", "Pool", "Pools", "Raw", "advance", "attend", "dense_bytes", "write"]

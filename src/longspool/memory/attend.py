@@ -24,15 +24,36 @@ from .view import LayerView
 Part = tuple[Tensor, Tensor]
 
 
+Fresh = tuple[Tensor, Tensor, Tensor, Tensor]
+"""k and v [R * n, D] of new tokens in the order of rows, where each row's begin in its row and among these; see append_rows."""
+
+
+def advance(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    """`write` and `attend`, as one where the kernels can do so."""
+    plan = group[0].plan
+    if plan.bare or (step.phase == "prefill" and plan.seats[Pattern]):
+        write(group, q, k, v, step)
+        return attend(group, q, k, v, step)
+    return _attend(group, q, k, v, step, _enter(group, q, k, v, step))
+
+
 def write(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> None:
     """Everything enters the recent zone: q [N, H, D], k and v [N, Hkv, D]."""
+    k, v, start, offset = _enter(group, q, k, v, step)
+    pool = group[0].recent.pool
+    append_rows(pool["k"], pool["v"], recent_rows(group).table, start, k, v, offset)
+
+
+def _enter(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> Fresh:
+    """Make room for the new tokens, which are yet to be appended."""
     start = [m.recent.rows().length for m in group]
-    for b, memory in enumerate(group):
-        a, e = step.spans[b], step.spans[b + 1]
-        memory.enter(q[a:e], step.pos[a:e], step.phase)
-    rows, pool = recent_rows(group), group[0].recent.pool
+    if len(group) == 1:
+        group[0].enter(q, step.pos, step.phase)
+    else:
+        for memory, a, b in zip(group, step.spans, step.spans[1:], strict=False):
+            memory.enter(q[a:b], step.pos[a:b], step.phase)
     first = start[0] if len(start) == 1 else torch.cat(start)
-    append_rows(pool["k"], pool["v"], rows.table, first, _by_row(k, step), _by_row(v, step), _offsets(step.spans, k.shape[1]))
+    return _by_row(k, step), _by_row(v, step), first, _offsets(step.spans, k.shape[1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -44,8 +65,8 @@ def _offsets(spans: tuple[int, ...], heads: int) -> Tensor:
 
 def _by_row(x: Tensor, step: Step) -> Tensor:
     """[N, Hkv, D] in the order of rows: request, head, token."""
-    if len(x) == step.requests:
-        return x.reshape(-1, x.shape[-1])
+    if x.shape[0] == step.requests:
+        return x.flatten(0, 1)
     parts = [x[a:b].transpose(0, 1).reshape(-1, x.shape[-1]) for a, b in zip(step.spans, step.spans[1:], strict=False)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -56,10 +77,14 @@ def recent_rows(group: list[LayerMemory]) -> Rows:
 
 def attend(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
     """What the queries see, [N, H, D]: the merge of the recent zone and of every part of the settled one."""
+    return _attend(group, q, k, v, step, None)
+
+
+def _attend(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step, fresh: Fresh | None) -> Tensor:
     first = group[0]
     plan = first.plan
     if plan.plain:
-        return _recent(group, q, step)[0]
+        return _recent(group, q, step, fresh)[0]
     rows = Rows.stack([m.rows() for m in group]) if first.settled is not None else None
     view = LayerView(first.layer, first.shape, step, rows or first.rows(), tuple(group), (q, k, v))
     if plan.bare:
@@ -68,7 +93,7 @@ def attend(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step
         return attend_frames(group, q, step, position)
     if step.phase == "prefill" and plan.one(Pattern) is not None:
         return torch.cat([_patterned(m, q, k, v, step, i, view) for i, m in enumerate(group)])
-    return _dense(group, q, step, rows, view)
+    return _dense(group, q, step, rows, view, fresh)
 
 
 def _patterned(memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, step: Step, request: int, view: LayerView) -> Tensor:
@@ -81,10 +106,10 @@ def _patterned(memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, step: Step,
     return _dense([memory], q, own, rows, replace(view, step=own, rows=rows, memories=(memory,)))
 
 
-def _dense(group: list[LayerMemory], q: Tensor, step: Step, rows: Rows | None, view: LayerView) -> Tensor:
+def _dense(group: list[LayerMemory], q: Tensor, step: Step, rows: Rows | None, view: LayerView, fresh: Fresh | None = None) -> Tensor:
     plan = group[0].plan
-    parts = [_recent(group, q, step)]
-    if rows is not None and any(m.settled is not None and m.settled.length.any() for m in group):
+    parts = [_recent(group, q, step, fresh)]
+    if rows is not None and rows.total:
         parts += _settled(group, q, rows, view)
     out, lse = merge([o for o, _ in parts], [s for _, s in parts]) if len(parts) > 1 else parts[0]
     if plan.needs.mass:
@@ -92,18 +117,17 @@ def _dense(group: list[LayerMemory], q: Tensor, step: Step, rows: Rows | None, v
     return out
 
 
-def _recent(group: list[LayerMemory], q: Tensor, step: Step) -> Part:
+def _recent(group: list[LayerMemory], q: Tensor, step: Step, fresh: Fresh | None) -> Part:
     pool, rows, shape = group[0].recent.pool, recent_rows(group), group[0].shape
     lo, hi = visible(group, step)
-    return attend_rows(
-        q, pool["k"], pool["v"], rows.table, rows.length, step.spans, lo, hi, shape.scale, softcap=shape.softcap, tree=step.tree
-    )
+    keys = (pool["k"], pool["v"], rows.table, rows.length)
+    return attend_rows(q, *keys, step.spans, lo, hi, shape.scale, softcap=shape.softcap, tree=step.tree, fresh=fresh)
 
 
 def visible(group: list[LayerMemory], step: Step) -> tuple[Tensor | None, Tensor | None]:
     """In-row bounds int32 [N] of the recent tokens that each query may see: the causal test, and the layer's window."""
     window = group[0].plan.window
-    single = len(step.ids) == step.requests
+    single = step.ids.shape[0] == step.requests
     if window is None and (single or step.tree is not None):
         return None, None
     pos = step.pos.numpy()
@@ -125,9 +149,11 @@ def _settled(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -
         picked = select.select(q, rows, view)
         _count_read(group, select, picked, rows)
         rows = picked
+    if place is None:
+        return [attend_store(group[0], q, group[0].store, rows, Reach(view.step.spans))]
     outs = []
-    for lo, hi in [(0, shape.kv_heads)] if place is None else place.parts(shape.kv_heads, view):
-        heads = q if place is None else q[:, lo * shape.group : hi * shape.group].contiguous()
+    for lo, hi in place.parts(shape.kv_heads, view):
+        heads = q[:, lo * shape.group : hi * shape.group].contiguous()
         with fetched(group, rows, lo, hi) as (store, part):
             outs.append(attend_store(group[0], heads, store, part, Reach(view.step.spans)))
     return outs if len(outs) == 1 else [(torch.cat([o for o, _ in outs], 1), torch.cat([s for _, s in outs], 1))]

@@ -129,8 +129,8 @@ class Block:
             raise ModelError(f"The activation {config.activation!r} is not supported; known are {', '.join(ACTIVATIONS)}.")
         shape, at = config.shape, f"layers.{layer}"
         self.rope = config.ropes[layer]
-        self.queries, self.keys = shape.heads, shape.heads + shape.kv_heads  # where each ends among the heads of a token
-        self.heads = (shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        self.parts = (shape.heads, shape.kv_heads, shape.kv_heads)  # heads of queries, keys and values
+        self.heads = (sum(self.parts), shape.head_dim)
         self.act = config.activation
         self.before_attention = norm(config, source, f"{at}.input_layernorm")
         self.inward = self.projections(config, source, f"{at}.self_attn")
@@ -156,31 +156,29 @@ class Block:
         """From the stream to the heads of queries, keys and values."""
         normed = [] if self.heads_norm is None else [self.heads_norm.move(HEADS, HEADS)]
         moves: list[chains.Move] = [self.before_attention.move(STREAM, NORMED), *self.inward.moves(NORMED, HEADS), *normed]
-        return self._chain((STREAM,), (STREAM, HEADS), [*moves, chains.Turn(HEADS, self.keys, self.heads[1])])
+        return self._chain((STREAM,), (STREAM, HEADS), [*moves, chains.Turn(HEADS, sum(self.parts[:2]), self.heads[1])])
 
     @cached_property
     def exit(self) -> Chain:
         """From the stream and what attention gave to the stream after this block."""
-        back = [] if self.after_attention is None else [self.after_attention.move(BACK, BACK)]
-        moves: list[chains.Move] = [
-            *self.outward.moves(ATTENDED, BACK),
-            *back,
-            chains.Add(BACK, STREAM),
+        attention = [*self.outward.moves(ATTENDED, BACK), *_back(self.after_attention)]
+        gates: list[chains.Move] = [
             self.before_mlp.move(STREAM, NORMED),
+            *self.gate_up.moves(NORMED, GATES),
+            chains.Gate(GATES, INNER, self.act),
         ]
-        moves += [*self.gate_up.moves(NORMED, GATES), chains.Gate(GATES, INNER, self.act), *self.down.moves(INNER, BACK)]
-        back = [] if self.after_mlp is None else [self.after_mlp.move(BACK, BACK)]
-        return self._chain((STREAM, ATTENDED), (STREAM,), [*moves, *back, chains.Add(BACK, STREAM)])
+        down = [*self.down.moves(INNER, BACK), *_back(self.after_mlp)]
+        return self._chain((STREAM, ATTENDED), (STREAM,), [*attention, *gates, *down])
 
     def _chain(self, given: tuple[int, ...], wanted: tuple[int, ...], moves: list[chains.Move]) -> Chain:
         width, inner, (heads, dim) = self.before_attention.gain.shape[1], self.gate_up.rows // 2, self.heads
-        return Chain((width, self.queries * dim, width, 2 * inner, inner, width, heads * dim), given, wanted, tuple(moves))
+        return Chain((width, self.parts[0] * dim, width, 2 * inner, inner, width, heads * dim), given, wanted, tuple(moves))
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From the stream [N, W]: q [N, H, D], k and v [N, Hkv, D], not yet rotated."""
         _, y = chain(x, self.entry, [], None)
-        y = y.view(x.shape[0], *self.heads)
-        return y[:, : self.queries], y[:, self.queries : self.keys], y[:, self.keys :]
+        q, k, v = y.view(x.shape[0], *self.heads).split_with_sizes(self.parts, 1)
+        return q, k, v
 
     def finish(self, x: Tensor, attn: Tensor) -> Tensor:
         """The stream [N, W] after this block, from the one before it and what attention gave, [N, H, D]."""
@@ -198,6 +196,11 @@ class NormedHeads(Block):
         vectors = ((source.vector(f"{at}.{name}.weight", shape.head_dim), n) for name, n in heads.items())
         weights = [(vector + config.norm_shift).expand(n, -1) for vector, n in vectors]
         self.heads_norm = Norm(torch.cat(weights), config.eps)
+
+
+def _back(norm: Norm | None) -> list[chains.Move]:
+    """The way back to the stream, through a norm where a family has one."""
+    return [*([] if norm is None else [norm.move(BACK, BACK)]), chains.Add(BACK, STREAM)]
 
 
 def linear(source: Source, name: str, rows: int, cols: int, bias: bool) -> Linear:

@@ -44,7 +44,7 @@ class Rows:
     @functools.cached_property
     def total(self) -> int:
         """Tokens of all rows."""
-        return int(self.length.sum())
+        return int(self.length.numpy().sum())
 
     def slots(self, row: int) -> Tensor:
         """Pool slots (page * grain + offset) of one row's tokens in order, int64 [length]."""
@@ -59,10 +59,13 @@ class Rows:
     def pages(self, pick: Tensor, count: Tensor) -> Rows:
         """Keep the page ordinals pick int32 [R, K] (ascending; the first count[r] are valid, -1 after them)."""
         index, n = _array(pick), _array(count)
-        rows = _ordinals(len(index))
-        if self.whole and index.size and n.min() == index.shape[1]:
-            return Rows(torch.from_numpy(self.table.numpy()[rows[:, None], index]), count * self.grain, self.grain)
-        filled = self.filled.numpy()
+        high, wide = index.shape
+        if wide and self.whole and index[:, -1].min() >= 0:
+            table = self.table.numpy().ravel().take(index + _ordinals(high, self.table.shape[1]))
+            picked = Rows(torch.from_numpy(table), _alike(high, wide * self.grain), self.grain)
+            picked.__dict__["total"] = table.size * self.grain  # known without looking
+            return picked
+        rows, filled = _ordinals(high, 1)[:, 0], self.filled.numpy()
         table = self.table.numpy()[rows[:, None], index]  # an index of -1 reads some page, and is undone below
         table[index < 0] = -1
         length = n * np.int32(self.grain)
@@ -85,9 +88,15 @@ class Rows:
         return Rows(self.table.repeat_interleave(group, 0), self.length.repeat_interleave(group), self.grain)
 
 
-@functools.lru_cache(maxsize=16)
-def _ordinals(count: int) -> np.ndarray:
-    return np.arange(count)
+@functools.lru_cache(maxsize=64)
+def _ordinals(count: int, step: int) -> np.ndarray:
+    """Where each row begins among rows of `step` entries, int32 [count, 1]."""
+    return np.arange(0, count * step, step, dtype=np.int32)[:, None]
+
+
+@functools.lru_cache(maxsize=64)
+def _alike(count: int, length: int) -> Tensor:
+    return torch.full((count,), length, dtype=torch.int32)
 
 
 def _array(x: Tensor) -> np.ndarray:

@@ -9,9 +9,8 @@ import torch
 from numba.core.ccallback import CFunc
 from torch import Tensor
 
-from ..attend_rows.cpu import STORED, dense
 from ..panels import callback, version
-from ..schedule import launch, whole_numbers
+from ..schedule import STORED, dense, launch, whole_numbers
 from ..simd import KIND, F, get64, load, one, put, size, store, whole
 from ..threads import chunks
 
@@ -52,7 +51,12 @@ def writer(dtype: torch.dtype) -> CFunc:
 def run(kp: Tensor, vp: Tensor, table: Tensor, start: Tensor, k: Tensor, v: Tensor, offset: Tensor) -> None:
     k, v, table, start, offset = dense(k), dense(v), dense(table), dense(start), whole_numbers(offset)
     parts = chunks() if k.numel() > SMALL else 1
+    block = block_of(kp, vp, table, start, k, v, offset, parts)
+    launch(0, 0, 0, writer(kp.dtype).address, 0, block.buffer_info()[0], parts, 0, 1)
+
+
+def block_of(kp: Tensor, vp: Tensor, table: Tensor, start: Tensor, k: Tensor, v: Tensor, offset: Tensor, parts: int) -> array[int]:
+    """What `writer` reads; all contiguous, offset int64."""
     pools = (kp.data_ptr(), vp.data_ptr(), table.data_ptr(), table.shape[1], start.data_ptr())
     tokens = (k.data_ptr(), v.data_ptr(), offset.data_ptr(), start.shape[0])
-    block = array("q", (*pools, *tokens, kp.shape[1], kp.shape[2], parts))
-    launch(0, writer(kp.dtype).address, 0, block.buffer_info()[0], parts, 0, 1)
+    return array("q", (*pools, *tokens, kp.shape[1], kp.shape[2], parts))

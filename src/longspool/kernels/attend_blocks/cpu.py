@@ -11,10 +11,10 @@ from numba.core.ccallback import CFunc
 from torch import Tensor
 
 from ...values import Blocks
-from ..attend_rows.cpu import at, dense, keys_of
 from ..attend_rows.cpu import can as can_rows
+from ..attend_rows.cpu import keys_of
 from ..panels import callback, version
-from ..schedule import TASK, attend, launch, put_task
+from ..schedule import TASK, at, attend, dense, launch, put_task
 from ..simd import get64, put64, whole
 from ..tiles import STACK, helper
 
@@ -110,7 +110,7 @@ def run(
     pattern = (index.data_ptr(), count.data_ptr(), index.shape[1], index.shape[2], blocks.size, origins.buffer_info()[0])
     job = (tasks, tasks + TASK * most, edges.buffer_info()[0], len(spans) - 1, table.shape[0], q.shape[1])
     block = array("q", (*job, *pattern, 0))
-    launch(0, plan().address, 0, block.buffer_info()[0], 1, 0, 0)
+    launch(0, 0, 0, plan().address, 0, block.buffer_info()[0], 1, 0, 0)
     lo, hi = (None if x is None else dense(x) for x in (lo, hi))
     sight, keys = (at(lo), at(hi), 0, 0, 0), keys_of(kp, vp, table, length)
     return attend(q, spans, table.shape[0], keys, sight, scale, softcap, (tasks, tasks + TASK * most, block[-1]))

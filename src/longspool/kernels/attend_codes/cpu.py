@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..attend_rows.cpu import at, dense, problem
+from ..attend_rows.cpu import problem
 from ..panels import calls
-from ..schedule import attend
+from ..schedule import at, attend, dense
 
 
 def can(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..append_rows.cpu import SMALL, block_of, writer
+from ..append_rows.cpu import run as append
 from ..panels import calls
-from ..schedule import attend
+from ..schedule import STORED, at, attend, dense, whole_numbers
 from ..tiles import STACK, TILE
-
-STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def can(
@@ -43,15 +43,6 @@ def problem(
     return None if whole and q.dtype is torch.float32 else "q is not float32, or the table, length, lo or hi are not int32"
 
 
-def dense(x: Tensor) -> Tensor:
-    """For kernels that see addresses only."""
-    return x if x.is_contiguous() else x.contiguous()
-
-
-def at(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
 def run(
     q: Tensor,
     kp: Tensor,
@@ -65,11 +56,21 @@ def run(
     softcap: float = 0.0,
     weight: Tensor | None = None,
     tree: Tensor | None = None,
+    fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     table, length = dense(table), dense(length)
     lo, hi, weight, tree = (None if x is None else dense(x) for x in (lo, hi, weight, tree))
     sight = (at(lo), at(hi), at(tree), 0 if tree is None else tree.shape[1], at(weight))
-    return attend(q, spans, table.shape[0], keys_of(kp, vp, table, length), sight, scale, softcap)
+    keys = keys_of(kp, vp, table, length)
+    if fresh is None:
+        return attend(q, spans, table.shape[0], keys, sight, scale, softcap)
+    k, v, start, offset = fresh
+    if k.numel() > SMALL:
+        append(kp, vp, table, start, k, v, offset)
+        return attend(q, spans, table.shape[0], keys, sight, scale, softcap)
+    k, v, start, offset = dense(k), dense(v), dense(start), whole_numbers(offset)
+    block = block_of(kp, vp, table, start, k, v, offset, 1)
+    return attend(q, spans, table.shape[0], keys, sight, scale, softcap, first=(writer(kp.dtype).address, block.buffer_info()[0]))
 
 
 def keys_of(kp: Tensor, vp: Tensor, table: Tensor, length: Tensor) -> tuple[int, ...]:

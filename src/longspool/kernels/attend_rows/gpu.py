@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..append_rows import gpu as append_rows
 from ..triton_tiles import (
     bend,
     capped,
@@ -98,7 +99,11 @@ def run(
     softcap: float = 0.0,
     weight: Tensor | None = None,
     tree: Tensor | None = None,
+    fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
+    if fresh is not None:
+        k, v, start, offset = fresh
+        append_rows.run(kp, vp, table, start, k, v, offset)
     _, dim, page = kp.shape
     rows, pages = table.shape
     form = tiling(q, rows, spans, dim, page, pages * page, kp.dtype == torch.float32)

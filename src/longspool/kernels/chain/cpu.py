@@ -64,7 +64,7 @@ def run(x: Tensor, chain: Chain, rest: list[Tensor], angles: Angles) -> list[Ten
     at = space.data_ptr()
     cos, sin, half = (0, 0, 0) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr(), angles[0].shape[1])
     player()(tape.at, len(tape.moves), sources.buffer_info()[0], at, at + 4 * n * tape.registers, n, cos, sin, half, chunks())
-    return [space[n * start : n * (start + width)].view(n, width) for start, width in tape.wanted]
+    return [space.as_strided((n, width), (width, 1), n * start) for start, width in tape.wanted]
 
 
 def compiled(chain: Chain) -> Tape | None:

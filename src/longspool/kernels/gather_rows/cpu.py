@@ -10,9 +10,8 @@ from numba.core.ccallback import CFunc
 from torch import Tensor
 
 from ..append_rows.cpu import SMALL, can
-from ..attend_rows.cpu import dense
 from ..panels import callback, version
-from ..schedule import launch, whole_numbers
+from ..schedule import dense, launch, whole_numbers
 from ..simd import KIND, F, get64, load, one, put, size, store, whole
 from ..threads import chunks
 
@@ -49,5 +48,5 @@ def run(kp: Tensor, vp: Tensor, table: Tensor, index: Tensor, offset: Tensor) ->
     pools = (kp.data_ptr(), vp.data_ptr(), table.data_ptr(), table.shape[1], index.data_ptr())
     tokens = (k.data_ptr(), v.data_ptr(), offset.data_ptr(), offset.shape[0] - 1)
     block = array("q", (*pools, *tokens, dim, page, parts))
-    launch(0, reader(kp.dtype).address, 0, block.buffer_info()[0], parts, 0, 1)
+    launch(0, 0, 0, reader(kp.dtype).address, 0, block.buffer_info()[0], parts, 0, 1)
     return k, v

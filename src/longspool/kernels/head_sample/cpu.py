@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...values import Packed
 from ..matmul.cpu import prepare, scratch
+from ..room import room
 from ..simd import F, add, exp2, highest, larger, load, mul, splat, store, sub, tanh, total
 from ..simd_matmul import BITS, call, floats, longs, panel_address
 from ..threads import chunks, njit, pnjit, use_threads
@@ -42,9 +43,9 @@ def run(
     seed, offset = seed.long().contiguous(), offset.long().contiguous()
     draw = (temperature.data_ptr(), seed.data_ptr(), offset.data_ptr(), float(cap), token.data_ptr(), logprob.data_ptr())
     if batch:
-        space = torch.empty(scratch(batch, cols))
+        space, _held = room(4 * scratch(batch, cols))
         matrix = (head.rows, panel_address(head.kind), BITS[head.kind], *head.address)
-        kernel(h.data_ptr(), space.data_ptr(), batch, cols, *matrix, *draw, chunks())
+        kernel(h.data_ptr(), space, batch, cols, *matrix, *draw, chunks())
     return token, logprob
 
 

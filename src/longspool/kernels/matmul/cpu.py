@@ -12,6 +12,7 @@ from numba import prange
 from torch import Tensor
 
 from ...values import Packed
+from ..room import room
 from ..simd_matmul import BITS, call, floats, panel_address
 from ..threads import chunks, njit, pnjit, use_threads
 
@@ -39,10 +40,10 @@ def run(x: Tensor, w: Packed) -> Tensor:
         x = x.contiguous()
     source, sink, panel, bits = x.data_ptr(), out.data_ptr(), panel_address(w.kind), BITS[w.kind]
     step = max(TILE, SWEEP // cols // TILE * TILE)
-    space = torch.empty(scratch(min(step, tokens), cols))  # outside of the kernel: Numba frees an array after its last use by name
+    space, _held = room(4 * scratch(min(step, tokens), cols))
     for lo in range(0, tokens, step):
         n = min(step, tokens - lo)
-        kernel(source + 4 * lo * cols, sink + 4 * lo * w.rows, space.data_ptr(), n, cols, w.rows, panel, bits, *w.address, chunks())
+        kernel(source + 4 * lo * cols, sink + 4 * lo * w.rows, space, n, cols, w.rows, panel, bits, *w.address, chunks())
     return out
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import numpy as np
 import torch
 from numba import prange
 from torch import Tensor
 
-from ..simd_matmul import floats
+from ..simd_matmul import floats, longs
 from ..threads import chunks, njit, pnjit, use_threads
 
 WORTH_THREADS = 1 << 15
@@ -29,16 +30,16 @@ def run(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
     out, lse = torch.empty(n, heads, dim), torch.empty(n, heads)
     if n * heads:
         held = [t.contiguous() for t in (*outs, *lses)]
-        parts = np.array([t.data_ptr() for t in held])
+        parts = array("q", [t.data_ptr() for t in held])
         merge = few if n * heads * dim * len(outs) < WORTH_THREADS else many
-        merge(parts, out.data_ptr(), lse.data_ptr(), n * heads, dim, chunks())
+        merge(parts.buffer_info()[0], len(outs), out.data_ptr(), lse.data_ptr(), n * heads, dim, chunks())
     return out, lse
 
 
 @njit
-def queries(parts, out, lse, dim, lo, hi):  # type: ignore[no-untyped-def]
-    """Queries lo to hi of parts int64 [2 * count]: the addresses of the outputs, then of their log-sums."""
-    count = parts.size // 2
+def queries(at, count, out, lse, dim, lo, hi):  # type: ignore[no-untyped-def]
+    """Queries lo to hi of the parts at int64 [2 * count]: the addresses of the outputs, then of their log-sums."""
+    parts = longs(at)
     weight, total_lse = np.empty(count, np.float32), floats(lse)
     for q in range(lo, hi):
         top = np.float32(-np.inf)
@@ -64,12 +65,12 @@ def queries(parts, out, lse, dim, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @njit
-def few(parts, out, lse, count, dim, pieces):  # type: ignore[no-untyped-def]
-    queries(parts, out, lse, dim, 0, count)
+def few(parts, of, out, lse, count, dim, pieces):  # type: ignore[no-untyped-def]
+    queries(parts, of, out, lse, dim, 0, count)
 
 
 @pnjit
-def many(parts, out, lse, count, dim, pieces):  # type: ignore[no-untyped-def]
+def many(parts, of, out, lse, count, dim, pieces):  # type: ignore[no-untyped-def]
     use_threads(pieces)
     for c in prange(pieces):
-        queries(parts, out, lse, dim, count * c // pieces, count * (c + 1) // pieces)
+        queries(parts, of, out, lse, dim, count * c // pieces, count * (c + 1) // pieces)

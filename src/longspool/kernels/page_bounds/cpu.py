@@ -12,9 +12,8 @@ from numba.core.ccallback import CFunc
 from torch import Tensor
 
 from ..append_rows.cpu import SMALL
-from ..attend_rows.cpu import STORED, dense
 from ..panels import callback, version
-from ..schedule import launch
+from ..schedule import STORED, dense, launch
 from ..simd import KIND, F, get64, highest, larger, load, lowest, one, put, size, smaller, splat, whole
 from ..threads import chunks
 
@@ -58,5 +57,5 @@ def run(kp: Tensor, pages: Tensor, fill: Tensor) -> tuple[Tensor, Tensor]:
     parts = chunks() if n * dim * page > SMALL else 1
     addresses = (kp.data_ptr(), pages.data_ptr(), fill.data_ptr(), kmin.data_ptr(), kmax.data_ptr())
     block = array("q", (*addresses, n, dim, page, parts))
-    launch(0, folder(kp.dtype).address, 0, block.buffer_info()[0], parts, 0, 1)
+    launch(0, 0, 0, folder(kp.dtype).address, 0, block.buffer_info()[0], parts, 0, 1)
     return kmin, kmax

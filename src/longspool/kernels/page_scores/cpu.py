@@ -19,9 +19,9 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from ..append_rows.cpu import SMALL
-from ..attend_rows.cpu import dense
 from ..panels import callback, version
-from ..schedule import launch
+from ..room import room
+from ..schedule import dense, launch
 from ..simd import BYTES, F32, I64, KIND, V8F, V8I, F, call, const, fold, get64, one, pointer, prefetch, put, read, size, whole
 from ..threads import chunks
 from ..tiles import helper
@@ -158,9 +158,9 @@ def run(
     (_, heads, dim), (rows, columns) = q.shape, table.shape
     q, table, length = dense(q), dense(table), dense(length)
     out, cuts = torch.empty(rows, columns), chunks() if rows * columns * dim > SMALL else 1
-    room, edges = torch.empty(cuts * AT_ONCE), array("q", spans)
+    (space, _held), edges = room(4 * cuts * AT_ONCE), array("q", spans)
     bounds = (q.data_ptr(), kmin.data_ptr(), kmax.data_ptr(), table.data_ptr(), length.data_ptr(), edges.buffer_info()[0])
     sizes = (rows // (len(spans) - 1), rows, columns, page, (len(spans) - 1) * heads // max(rows, 1), dim)
-    block = array("q", (*bounds, *sizes, int(reduce == "sum"), out.data_ptr(), cuts, room.data_ptr()))
-    launch(0, scorer(kmin.dtype).address, 0, block.buffer_info()[0], cuts, 0, 1)
+    block = array("q", (*bounds, *sizes, int(reduce == "sum"), out.data_ptr(), cuts, space))
+    launch(0, 0, 0, scorer(kmin.dtype).address, 0, block.buffer_info()[0], cuts, 0, 1)
     return out

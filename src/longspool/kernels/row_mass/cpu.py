@@ -11,9 +11,9 @@ import torch
 from numba.core.ccallback import CFunc
 from torch import Tensor
 
-from ..attend_rows.cpu import STORED, at, dense, keys_of, problem
+from ..attend_rows.cpu import keys_of, problem
 from ..panels import callback, version
-from ..schedule import job_of, launch, make_block, numbers
+from ..schedule import STORED, at, dense, job_of, launch, make_block, numbers
 from ..simd import F, add, exp2, get64, load, one, splat, store, sub, take, whole
 from ..threads import chunks
 from ..tiles import (
@@ -139,5 +139,5 @@ def run(
     job = (edges.buffer_info()[0], len(spans) - 1, rows, (len(spans) - 1) * heads // max(rows, 1), workers, 0, 0, 0, count, 0)
     sight = (at(lo), at(hi), 0, 0, at(weight))
     block = make_block((q.data_ptr(), mass.data_ptr(), lse.data_ptr()), q, scale, softcap, tuple(keys), sight, job)
-    launch(0, weigher().address, 0, block.buffer_info()[0], workers, memory.data_ptr(), room)
+    launch(0, 0, 0, weigher().address, 0, block.buffer_info()[0], workers, memory.data_ptr(), room)
     return mass

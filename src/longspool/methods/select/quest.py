@@ -7,6 +7,7 @@ The paper is multi-head; with grouped queries a KV head takes the maximum over i
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -64,10 +65,15 @@ class Quest(Method, Select):
             return rows
         rows = rows.split(view.shape.group) if self.per_head else rows
         score = page_scores(q, view.summary("kmin"), view.summary("kmax"), rows.table, rows.length, self.page, view.step.spans)
-        return rows.pages(*topk_rows(score, rows.filled, torch.full((rows.count,), count, dtype=torch.int32)))
+        return rows.pages(*topk_rows(score, rows.filled, _as_many(rows.count, count)))
 
     def cost(self, shape: Shape) -> Cost:
         return Cost(device=4 * shape.head_dim / self.page, moved=4 * shape.head_dim / self.page)
+
+
+@functools.lru_cache(maxsize=64)
+def _as_many(rows: int, count: int) -> Tensor:
+    return torch.full((rows,), count, dtype=torch.int32)
 
 
 def _half_up(x: Tensor) -> Tensor:
