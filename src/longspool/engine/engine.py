@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import LongspoolError, OutOfMemory
 from ..kernels import rope
-from ..memory import Memory, Pools
+from ..memory import Memory, Pools, give_back_large_blocks
 from ..memory.layer import Rotate
 from ..model.build import Model
 from ..model.rope import Rope
@@ -27,6 +27,7 @@ class Engine:
 
     def __init__(self, model: Model, budget: int, chunk: int = ALONE) -> None:
         self.model, self.budget, self.chunk = model, budget, chunk
+        give_back_large_blocks()
         self.pools = Pools(model.shape, budget, model.device)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 
 import torch
 
-KEPT = 1 << 20  # bytes up to which a thread keeps its room
+KEPT = 1 << 24  # bytes up to which a thread keeps its room
 
 
 class _Room(threading.local):
@@ -21,8 +22,8 @@ _room = _Room()
 def room(size: int) -> tuple[int, torch.Tensor]:
     """The address of `size` bytes that nobody else on this thread uses while the returned tensor is held and no other room is asked
     for; what they hold is undefined."""
-    if size > KEPT:
-        own = torch.empty(size, dtype=torch.uint8)
+    if size > KEPT:  # straight from the system and back: an allocator that keeps it would fill up with holes
+        own = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
         return own.data_ptr(), own
     if size > _room.size:
         _room.bytes = torch.empty(size, dtype=torch.uint8)

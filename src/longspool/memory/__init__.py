@@ -1,6 +1,7 @@
 """The memory: pages, zones, layers."""
 
 from .attend import advance, attend, write
+from .heap import give_back_large_blocks
 from .layer import LayerMemory
 from .memory import Memory, dense_bytes
 from .pool import Ledger, Pool
@@ -8,4 +9,18 @@ from .pools import Pools
 from .raw import DTYPES, Raw
 from .view import LayerView
 
-__all__ = ["DTYPES", "LayerMemory", "LayerView", "Ledger", "Memory", "Pool", "Pools", "Raw", "advance", "attend", "dense_bytes", "write"]
+__all__ = [
+    "DTYPES",
+    "LayerMemory",
+    "LayerView",
+    "Ledger",
+    "Memory",
+    "Pool",
+    "Pools",
+    "Raw",
+    "advance",
+    "attend",
+    "dense_bytes",
+    "give_back_large_blocks",
+    "write",
+]

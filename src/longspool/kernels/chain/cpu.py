@@ -1,4 +1,4 @@
-"""A chain on the CPU: for few tokens all moves in one compiled call, whose registers lie side by side in one buffer."""
+"""A chain on the CPU: all moves in one compiled call, slice by slice of tokens, whose registers lie side by side in one buffer."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ...values.chain import Add, Chain, Gate, Move, Norm, Product, Turn
 from ..matmul.cpu import prepare, scratch, sweep
 from ..panels import version
 from ..rms_norm.cpu import norm_row
+from ..room import room
 from ..rope.cpu import tokens as turn
 from ..simd import F, add, div, exp2, float_at, fma, get64, larger, load, mul, smaller, splat, store, tanh
 from ..simd_matmul import BITS, floats, panel_address
@@ -26,7 +27,8 @@ from ..threads import chunks, pnjit, use_threads
 from ..tiles import LOG2E, helper
 from .walk import Angles, walk
 
-FEW = 48  # tokens up to which the calls that are saved outweigh anything that a longer sweep could do better
+FEW = 48  # tokens whose registers may stay in memory as long as the results do
+SLICE = 256  # tokens at once: their registers fit in the cache, and a long prompt takes no more memory than that
 
 COPY, PRODUCT, NORM, ADD, GATE, TURN = range(6)
 SILU, GELU, GELU_TANH, RELU = range(4)
@@ -50,21 +52,42 @@ def can(x: Tensor, chain: Chain, rest: list[Tensor], angles: Angles) -> str | No
 
 
 def run(x: Tensor, chain: Chain, rest: list[Tensor], angles: Angles) -> list[Tensor]:
-    n = x.shape[0]
-    if not 0 < n <= FEW:
-        return walk(x, chain, rest, angles)
     tape = chain.compiled.get("cpu")
     if tape is None:
         tape = chain.compiled["cpu"] = compiled(chain) or False
     if tape is False:
         return walk(x, chain, rest, angles)
+    n = x.shape[0]
     given = [value.contiguous() for value in (x, *rest)]
-    sources = array("q", [value.data_ptr() for value in given])
-    space = torch.empty(n * tape.floats)
-    at = space.data_ptr()
-    cos, sin, half = (0, 0, 0) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr(), angles[0].shape[1])
-    player()(tape.at, len(tape.moves), sources.buffer_info()[0], at, at + 4 * n * tape.registers, n, cos, sin, half, chunks())
-    return [space.as_strided((n, width), (width, 1), n * start) for start, width in tape.wanted]
+    if 0 < n <= FEW:
+        space = torch.empty(n * tape.floats)
+        play(tape, given, angles, 0, n, space.data_ptr())
+        return views(tape, space, n)
+    outs = [torch.empty(n, width) for _, width in tape.wanted]
+    _, held = room(4 * min(n, SLICE) * tape.floats)
+    space = held.view(torch.float32)
+    for first in range(0, n, SLICE):
+        count = min(SLICE, n - first)
+        play(tape, given, angles, first, count, space.data_ptr())
+        for out, value in zip(outs, views(tape, space, count), strict=True):
+            out[first : first + count] = value
+    return outs
+
+
+def play(tape: Tape, given: list[Tensor], angles: Angles, first: int, count: int, space: int) -> None:
+    """The tokens first to first + count, registers and scratch at `space`."""
+    sources = array("q", [value.data_ptr() + 4 * first * value.shape[1] for value in given])
+    cos, sin, half = 0, 0, 0
+    if angles is not None:
+        half = angles[0].shape[1]
+        cos, sin = angles[0].data_ptr() + 4 * first * half, angles[1].data_ptr() + 4 * first * half
+    scratch = space + 4 * count * tape.registers
+    player()(tape.at, len(tape.moves), sources.buffer_info()[0], space, scratch, count, cos, sin, half, chunks())
+
+
+def views(tape: Tape, space: Tensor, count: int) -> list[Tensor]:
+    """The wanted registers of `count` tokens."""
+    return [space.as_strided((count, width), (width, 1), count * start) for start, width in tape.wanted]
 
 
 def compiled(chain: Chain) -> Tape | None:
@@ -174,10 +197,10 @@ def single(move, sources, base, tokens, cos, sin, half, lo, hi):  # type: ignore
 
 @cache
 def player() -> Callable[..., None]:
-    """play(tape, count, sources, base, scratch, tokens, cos, sin, half, pieces), everything by address."""
+    """(tape, count, sources, base, scratch, tokens, cos, sin, half, pieces), everything by address."""
     sources_seen = version("matmul/cpu", "rms_norm/cpu", "rope/cpu", "simd_matmul")
 
-    def play(tape, count, sources, base, space, tokens, cos, sin, half, pieces):  # type: ignore[no-untyped-def]
+    def moves(tape, count, sources, base, space, tokens, cos, sin, half, pieces):  # type: ignore[no-untyped-def]
         use_threads(pieces)
         for m in range(count if sources_seen else 0):
             move = tape + 8 * LINE * m
@@ -186,7 +209,11 @@ def player() -> Callable[..., None]:
                 x = base + 4 * tokens * get64(move + 8)
                 out = base + 4 * (tokens * get64(move + 24) + get64(move + 96))
                 panels, tiles = (rows + 31) // 32, (tokens + 5) // 6
-                prepare(x, space, tokens, cols, bits, 0, tiles)
+                if tiles == 1:
+                    prepare(x, space, tokens, cols, bits, 0, 1)
+                else:
+                    for c in prange(pieces):
+                        prepare(x, space, tokens, cols, bits, tiles * c // pieces, tiles * (c + 1) // pieces)
                 for c in prange(pieces):
                     lo, hi = panels * c // pieces, panels * (c + 1) // pieces
                     codes, scale, low = get64(move + 56), get64(move + 64), get64(move + 72)
@@ -200,4 +227,4 @@ def player() -> Callable[..., None]:
                 for c in prange(pieces):
                     single(move, sources, base, tokens, cos, sin, half, tokens * c // pieces, tokens * (c + 1) // pieces)
 
-    return pnjit(play)
+    return pnjit(moves)

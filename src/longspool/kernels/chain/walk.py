@@ -1,4 +1,4 @@
-"""A chain move by move, each by the best kernel of its own: for many tokens, and where a chain can't be compiled."""
+"""A chain move by move, each by the best kernel of its own: for GPUs, and for matrices that are not packed."""
 
 from __future__ import annotations
 
