@@ -61,7 +61,7 @@ def test_stack(forms: tuple[int, ...], products: int) -> None:
     torch.testing.assert_close(stack(x), torch.cat([part(x) for part in parts], -1), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [(1, 64), (7, 64), (3, 5, 16)])
+@pytest.mark.parametrize("shape", [(1, 64), (7, 64), (3, 5)])
 def test_norm(shape: tuple[int, ...]) -> None:
     x, w = torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 7, weight(1, shape[-1])[0]
     want = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * w.double()

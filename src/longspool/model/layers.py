@@ -162,13 +162,9 @@ class Block:
     def exit(self) -> Chain:
         """From the stream and what attention gave to the stream after this block."""
         attention = [*self.outward.moves(ATTENDED, BACK), *_back(self.after_attention)]
-        gates: list[chains.Move] = [
-            self.before_mlp.move(STREAM, NORMED),
-            *self.gate_up.moves(NORMED, GATES),
-            chains.Gate(GATES, INNER, self.act),
-        ]
-        down = [*self.down.moves(INNER, BACK), *_back(self.after_mlp)]
-        return self._chain((STREAM, ATTENDED), (STREAM,), [*attention, *gates, *down])
+        gates = [self.before_mlp.move(STREAM, NORMED), *self.gate_up.moves(NORMED, GATES)]
+        mlp = [chains.Gate(GATES, INNER, self.act), *self.down.moves(INNER, BACK), *_back(self.after_mlp)]
+        return self._chain((STREAM, ATTENDED), (STREAM,), [*attention, *gates, *mlp])
 
     def _chain(self, given: tuple[int, ...], wanted: tuple[int, ...], moves: list[chains.Move]) -> Chain:
         width, inner, (heads, dim) = self.before_attention.gain.shape[1], self.gate_up.rows // 2, self.heads
