@@ -15,7 +15,7 @@ from ..values import Shape
 
 def page_bytes(plan: LayerPlan, shape: Shape) -> tuple[int, int]:
     """Bytes of a raw page and of a settled one, all KV heads together."""
-    raw = sum(prod(f.shape) * item(f.dtype) for f in Raw(plan.dtype).fields(shape, plan.page).values())
+    raw = sum(prod(f.shape) * item(f.dtype) for f in Raw(plan.dtype).fields(shape, plan.page, 1).values())
     settled = sum(prod(f.shape) * item(f.dtype) for f in settled_fields(plan, shape).values()) if plan.settles else raw
     return raw * shape.kv_heads, settled * shape.kv_heads
 

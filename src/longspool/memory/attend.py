@@ -148,7 +148,7 @@ def _count_read(group: list[LayerMemory], select: Select, picked: Rows, rows: Ro
 def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach: Reach) -> Part:
     """Attention over encoded rows: fused where the codec can, else its pages are decoded first."""
     if not memory.plan.weighted:
-        fused = memory.encode.attend(q, store, rows, reach, memory.layer, memory.shape)
+        fused = memory.encode.attend(q, store, rows, reach, memory.span, memory.shape)
         if fused is not None:
             return fused
     k, v, local, where = materialise(memory, store, rows)

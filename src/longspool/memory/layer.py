@@ -13,7 +13,7 @@ from ..kernels import append_rows, gather_rows
 from ..method import Method
 from ..plan import PAGE, LayerPlan
 from ..roles import Admit, Evict, Place
-from ..values import Rows, Step
+from ..values import Rows, Span, Step
 from ..values.step import Phase
 from .pool import Pool
 from .pools import Pools, encoder
@@ -33,7 +33,7 @@ class LayerMemory:
     def __init__(self, layer: int, plan: LayerPlan, pools: Pools, rotate: Rotate | None, notes: Notes, actions: Counters) -> None:
         self.layer, self.shape, self.plan, self.pools, self.rotate = layer, pools.shape, plan, pools, rotate
         self.notes, self.actions = notes, actions
-        self.encode = encoder(plan)
+        self.encode, self.span = encoder(plan), Span((layer,))
         self.recent = Zone(pools.recent(layer, plan), self.shape.kv_heads)
         self.settled = Zone(pools.settled(layer, plan), self.shape.kv_heads) if plan.settles else None
         self.pos = Positions()
@@ -84,7 +84,7 @@ class LayerMemory:
             return [(none, none)] * heads
         out = []
         for pages, n in zip(self.settled.table, self.settled.length, strict=True):
-            k, v = self.encode.read(self.store, torch.from_numpy(pages[: -(-n // self.store.page)]).long(), self.layer)
+            k, v = self.encode.read(self.store, torch.from_numpy(pages[: -(-n // self.store.page)]).long(), self.span)
             k, v = k.to(self.device), v.to(self.device)
             out.append((k.transpose(1, 2).reshape(-1, dim)[:n], v.reshape(-1, dim)[:n]))
         return out

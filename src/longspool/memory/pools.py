@@ -24,7 +24,7 @@ class Pools:
 
     def recent(self, layer: int, plan: LayerPlan) -> Pool:
         """Raw pages on the device."""
-        return self._pool(layer, Raw(plan.dtype).fields(self.shape, plan.page), plan.page, "device")
+        return self._pool(layer, Raw(plan.dtype).fields(self.shape, plan.page, 1), plan.page, "device")
 
     def settled(self, layer: int, plan: LayerPlan) -> Pool:
         """Encoded pages with their summaries, positions and log-weights, on the tier that the plan's Place names."""
@@ -54,7 +54,7 @@ def encoder(plan: LayerPlan) -> Encode:
 
 def settled_fields(plan: LayerPlan, shape: Shape) -> dict[str, Field]:
     """What a settled page of one KV head stores."""
-    fields = dict(encoder(plan).fields(shape, plan.page))
+    fields = dict(encoder(plan).fields(shape, plan.page, 1))
     if select := plan.one(Select):
         fields |= select.fields(shape, plan.page)
     if plan.ragged:

@@ -129,7 +129,7 @@ def _with_tail(memory: LayerMemory, row: int, count: int, new: Row) -> Row:
     """The tokens of a row's partly filled last page, decoded, before its new ones."""
     assert memory.settled is not None
     last = torch.tensor([int(memory.settled.table[row, memory.settled.length[row] // memory.store.page])])
-    k, v = (x.to(memory.device) for x in memory.encode.read(memory.store, last, memory.layer))
+    k, v = (x.to(memory.device) for x in memory.encode.read(memory.store, last, memory.span))
     pos = memory.store["pos"][last][0, :count].long().to(memory.device)
     weight = None if new[3] is None else torch.cat([memory.store["weight"][last][0, :count].to(memory.device), new[3]])
     return torch.cat([k[0].T[:count], new[0]]), torch.cat([v[0][:count], new[1]]), torch.cat([pos, new[2]]), weight
@@ -137,7 +137,7 @@ def _with_tail(memory: LayerMemory, row: int, count: int, new: Row) -> Row:
 
 def _store(memory: LayerMemory, tiles: Tiles, pages: np.ndarray) -> None:
     where, tiles = torch.from_numpy(pages).long(), tiles.to(memory.store.device)
-    memory.encode.write(memory.store, where, tiles.fill, tiles.k, tiles.v, memory.layer)
+    memory.encode.write(memory.store, where, tiles.fill, tiles.k, tiles.v, memory.span)
     if select := memory.plan.one(Select):
         select.summarise(memory.store, where, tiles.fill, tiles.k)
     if "pos" in memory.store:
