@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from layermean import LayerMean
+from longspool.engine.estimate import need
 from longspool.engine.request import Request
 from longspool.errors import PlanError
 from longspool.memory import Pool
@@ -271,6 +272,26 @@ def test_a_request_leaves_nothing_behind(name: str) -> None:
     assert len(tokens(request)) == 8
     assert not any(rig.pools.ledger.now.values())
     rig.pools.check()
+
+
+@METHODS
+@pytest.mark.parametrize(("prompt", "answer"), [(500, 8), (40, 90)])
+def test_needs_no_more_than_was_foreseen(name: str, prompt: int, answer: int) -> None:
+    """The prediction that admits a request covers the measured peak, and each step's growth covers that step's."""
+    rig = Rig(chunk=128)
+    plan = rig.plan(small(example(name)), torch.float16)
+    request = rig.request(plan, words(prompt), max_tokens=answer)
+    rig.engine.submit(request)
+    while not request.done:
+        rig.engine.step()
+    assert request.error is None and rig.pools.ledger.peak["device"] <= need(plan, prompt, 128, answer)
+    memory = rig.engine.empty(plan)
+    for first, last, phase in Job(plan, IDS, PROMPT, 64).steps():
+        total = PROMPT if phase == "prefill" else None
+        foreseen = rig.pools.ledger.now["device"] + memory.growth(rig.ask(memory, IDS[first:last], phase, total).step)
+        rig.pools.ledger.mark()
+        rig.feed(memory, IDS[first:last], phase, total)
+        assert rig.pools.ledger.peak["device"] <= foreseen
 
 
 @pytest.mark.parametrize("name", JOINT)

@@ -183,7 +183,8 @@ class LayerMemory:
     def growth(self, step: Step) -> tuple[int, int, int, int]:
         """Bytes on the device that one request's step adds at most: when its tokens enter, while what is elsewhere is fetched, when old
         tokens settle; and what is freed after that."""
-        raw, count, keep = self.recent.pool, len(step.ids), self.plan.needs.queries
+        raw, count = self.recent.pool, len(step.ids)
+        keep = self.plan.needs.queries and self.plan.needs.queries + self.plan.rollback
         fresh = self.recent.wants(count)
         enter = fresh * raw.page_bytes + self.recent.growth(fresh) + min(count, keep) * self.shape.heads * self.shape.head_dim * 4
         old, due = max(len(self.pos) + count - self.plan.needs.recent - (self.plan.window or 0), 0), self.due(step)
