@@ -294,6 +294,15 @@ def test_needs_no_more_than_was_foreseen(name: str, prompt: int, answer: int) ->
         assert rig.pools.ledger.peak["device"] <= foreseen
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if issubclass(KNOWN[n], Admit | Evict | Prune)])
+def test_says_whether_it_looks_at_the_question(name: str) -> None:
+    """Two prompts that differ in their last 8 tokens, too new to be dropped: what is kept of the others differs where a method says so."""
+    rig, method = Rig(), small(example(name))
+    held = [rig.read(rig.plan(method), IDS[: PROMPT - 8] + words(8, seed)).positions(2) for seed in (11, 12)]
+    assert method.question == method.aware()
+    assert all(map(torch.equal, *held)) != method.question
+
+
 @pytest.mark.parametrize("name", JOINT)
 def test_layers_that_are_stored_together_settle_together(name: str) -> None:
     """One zone after the group's last layer; each layer reads back what the codec makes of its own tokens, however they came."""
