@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from layermean import LayerMean
 from longspool import LLM, __version__
 from longspool.cli.main import app
 from longspool.cli.show import size
@@ -147,6 +148,13 @@ def test_check_needs_no_weights(tiny_dir: Path, tmp_path: Path) -> None:
     assert f"adakv {told}" in asked and asked.count("question") == 2
     dense = cli("check", "dense", "-m", str(tiny_dir)).stdout.splitlines()
     assert dense[0].startswith("dense on ") and dense[-1].split()[0] == "2,048" and dense[-1].endswith(size(2048 * TOKEN_BYTES))
+
+
+def test_check_shows_which_layers_share_pages(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry(), "layermean", LayerMean)
+    lines = [" ".join(line.split()) for line in cli("check", "layermean", "-m", str(tiny_dir)).stdout.splitlines()]
+    assert "0-1 Encode layermean, layers 0, 1 share pages recent 64" in lines
+    assert "2-2 Encode layermean recent 64" in lines
 
 
 def test_version() -> None:

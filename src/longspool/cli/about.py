@@ -85,6 +85,7 @@ def _asked(plan: Plan) -> list[str]:
 
 def _filled(layer: LayerPlan) -> str:
     on = [f"{seat.__name__} {m}" for seat in SEATS for m in layer.chain(seat) if isinstance(m, LAYERED)]
+    on += [f"layers {', '.join(map(str, layer.joint))} share pages"] if layer.joint else []
     return ", ".join(on) or ("dense" if layer.window is None else f"a window of {layer.window:,} tokens")
 
 
