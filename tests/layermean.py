@@ -22,12 +22,13 @@ class LayerMean(Method, Encode):
     layers: int = 2
     keep: float = 0.5
     window: int = 64
+    bare: bool = False
 
     paper: ClassVar[Paper] = Paper("", "A toy", "none")
     identity: ClassVar[dict[str, object]] = {"keep": 1.0}
 
     def needs(self) -> Needs:
-        return Needs(recent=self.window)
+        return Needs(recent=self.window, keys="bare" if self.bare else None)
 
     def across(self) -> int:
         return self.layers

@@ -181,6 +181,18 @@ def test_a_lossless_codec_is_lossless() -> None:
         near(rig.run(Job(plan(rig.model, LayerMean(2, 1.0, RECENT), *methods), IDS, N, 70))[0], dense(rig.model, IDS))
 
 
+@pytest.mark.parametrize("chunk", [N, 50])
+def test_keys_may_be_stored_before_rotation(chunk: int) -> None:
+    """A mean of bare keys, rotated when it is read, is the mean of rotated ones, as all layers turn alike."""
+    rig = Rig(model())
+    made = plan(rig.model, LayerMean(2, window=RECENT, bare=True))
+    logits, memory = rig.run(Job(made, IDS, N, chunk))
+    near(logits, Plain(rig.model, [(0, 1), (2, 3)], MEAN.keep).run(IDS, N, chunk))
+    turned = rig.read(plan(rig.model, MEAN), IDS[:N])
+    assert float((memory[0].read_settled()[0][0][:64] - turned[0].read_settled()[0][0][:64]).abs().max()) > 0.1
+    memory.check()
+
+
 def test_stores_a_group_once() -> None:
     """3 groups of 2, 2 and 1 layers hold 192 tokens of 2 heads, as fp32: a mean, and a difference for every layer."""
     rig = Rig(model())

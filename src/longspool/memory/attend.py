@@ -63,9 +63,7 @@ def attend(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step
     rows = Rows.stack([m.rows() for m in group]) if first.settled is not None else None
     view = LayerView(first.layer, first.shape, step, rows or first.rows(), tuple(group), (q, k, v))
     if plan.bare:
-        position = plan.one(Position)
-        assert position is not None
-        return attend_frames(group, q, step, position)
+        return attend_frames(group, q, step, plan.one(Position))
     if step.phase == "prefill" and plan.one(Pattern) is not None:
         return torch.cat([_patterned(m, q, k, v, step, i, view) for i, m in enumerate(group)])
     return _dense(group, q, step, rows, view)
