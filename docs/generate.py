@@ -9,7 +9,10 @@ from longspool.cli.listing import markdown
 from longspool.roles import SEATS
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAD = "Written by `make docs` from the methods themselves. Exact ones never change the answer; a parameter shows its default."
+HEAD = (
+    "Written by `make docs` from the methods themselves. Exact ones never change the answer; those marked under *question* choose what "
+    "they drop by the question at the prompt's end, so that a later one may miss it; a parameter shows its default."
+)
 START, END = "<!-- methods:start -->\n", "<!-- methods:end -->"
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from layermean import LayerMean
 from longspool.errors import PlanError
 from longspool.method import Method, Needs
 from longspool.plan import PAGE, Item, Plan, resolve
@@ -118,6 +119,22 @@ def test_refuses_between_seats_whoever_sits_on_them() -> None:
     assert any("without the weights" in why for why in reasons("trianglemix", SHAPE, Pairs()))
     assert any("put every inside" in why for why in reasons("vericache(int4)", SHAPE, Every()))
     plan("trianglemix + snapkv", SHAPE, Every())
+
+
+def test_layers_that_share_pages_hold_the_same_tokens() -> None:
+    codec = LayerMean(2)
+    said = "layermean stores 2 layers in the same pages, so they must hold the same tokens, and {} chooses layer by "
+    said += "layer; give the two different layers."
+    assert said.format("snapkv") in reasons("snapkv", SHAPE, codec)
+    assert said.format("streaming") in reasons("streaming", SHAPE, codec)
+    assert "vericache: " + said.format("every") in reasons("", SHAPE, drafting(codec, Every()))
+    made = resolve((*parse("snapkv @ 0-1"), Item(codec, 2)), SHAPE)
+    assert [p.joint for p in made.layers] == [(), (), (2, 3), (2, 3)]
+    resolve((*parse("snapkv"), Item(LayerMean(1))), SHAPE)
+
+
+def drafting(*inner: Method) -> Method:
+    return dataclasses.replace(parse("vericache(int8)")[0].method, inner=inner)  # type: ignore[call-arg]
 
 
 def test_tells_every_reason_and_the_nearest_sound_recipe() -> None:

@@ -12,7 +12,8 @@ from .roles import SEATS
 
 @dataclass(frozen=True)
 class Entry:
-    """One method. `identity` is the setting at which it changes nothing, `exact` whether it never changes the answer."""
+    """One method. `identity` is the setting at which it changes nothing, `exact` whether it never changes the answer, `question` whether
+    what it drops depends on the question."""
 
     name: str
     seat: str
@@ -21,6 +22,7 @@ class Entry:
     link: str
     identity: str
     exact: bool
+    question: bool
     parameters: dict[str, object]
     idea: str
 
@@ -41,7 +43,7 @@ def _entry(name: str, cls: type[Method]) -> Entry:
         if isinstance(cls.identity, float)
         else _setting(name, cls)
     )
-    return Entry(name, seats, cls.paper.card, cls.paper.title, cls.paper.link, identity, cls.identity == LOSSLESS, given, doc)
+    return Entry(name, seats, cls.paper.card, cls.paper.title, cls.paper.link, identity, cls.identity == LOSSLESS, cls.question, given, doc)
 
 
 def _setting(name: str, cls: type[Method]) -> str:

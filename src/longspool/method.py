@@ -83,7 +83,7 @@ class Method:
     paper: ClassVar[Paper]
     identity: ClassVar[dict[str, object] | str | float]
     question: ClassVar[bool] = False
-    """Whether its choices depend on the question, so that a second question may miss what the first evicted."""
+    """Whether what it drops depends on the question at the prompt's end, so that a second question may miss what the first one dropped."""
 
     example: ClassVar[str] = ""
     """A recipe that makes one, where the bare name does not (wrappers)."""
@@ -97,6 +97,10 @@ class Method:
     def check(self, shape: Shape) -> list[str]:
         """Sentences that say why these parameters can't run on this model."""
         return []
+
+    def aware(self) -> bool:
+        """Whether it is question-aware as it is set up; a wrapper whose choices are those of a method inside is what that one is."""
+        return self.question
 
     @property
     def slug(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 import torch
@@ -48,6 +49,8 @@ class LayerPlan:
     needs: Needs
     dtype: torch.dtype
     window: int | None
+    joint: tuple[int, ...] = ()
+    """The layers that the codec stores together, this one among them; none where it stands alone."""
 
     @functools.cached_property
     def seats(self) -> dict[type[Role], tuple[Method, ...]]:
@@ -113,16 +116,15 @@ class Plan:
 
     @functools.cached_property
     def layers(self) -> tuple[LayerPlan, ...]:
-        made: dict[LayerPlan, LayerPlan] = {}
         out: list[LayerPlan] = []
         for layer, window in enumerate(self.shape.windows):
             on = tuple(i.method for i in self.items if i.serves(layer) and not (window and isinstance(i.method, WINDOWLESS)))
             # What an earlier layer pruned is missing in all later ones, whether they prune or not.
             pruned = any(plan.chain(Prune) for plan in out)
             needs = functools.reduce(Needs.merge, (m.needs() for m in on), Needs(recent=self.recent, ragged=pruned))
-            plan = LayerPlan(on, needs, self.dtype, window)
-            out.append(made.setdefault(plan, plan))
-        return tuple(out)
+            out.append(LayerPlan(on, needs, self.dtype, window))
+        made: dict[LayerPlan, LayerPlan] = {}
+        return tuple(made.setdefault(plan, plan) for plan in _joined(out))
 
     @functools.cached_property
     def away(self) -> bool:
@@ -161,6 +163,26 @@ class Plan:
     @functools.cached_property
     def _hash(self) -> int:
         return hash((self.items, self.shape, self.dtype, self.recent))
+
+
+def _joined(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+    """Layers that one codec stores together are told of each other: neighbours under the same methods, of which none but the last prunes
+    tokens. Sliding-window layers, which no codec serves, may lie between them."""
+    runs: list[list[int]] = [[]]
+    for layer, plan in enumerate(plans):
+        if plan.window is not None:
+            continue
+        codec, run = plan.one(Encode), runs[-1]
+        if run and codec and len(run) < codec.across() and plans[run[-1]] == plan and not plan.chain(Prune):
+            run.append(layer)
+        else:
+            runs.append([layer])
+    out = list(plans)
+    for run in runs:
+        if len(run) > 1:
+            for layer in run:
+                out[layer] = replace(out[layer], joint=tuple(run))
+    return out
 
 
 def resolve(items: tuple[Item, ...], shape: Shape, dtype: torch.dtype = torch.float16, recent: int = 0) -> Plan:
@@ -218,6 +240,11 @@ def _unsound(a: Method, b: Method) -> list[str]:
         reasons.append(f"{a.slug} draws from whole logits, which {b.slug} never makes.")
     if isinstance(a, Evict) and a.merges and isinstance(b, Pattern):
         reasons.append(f"{b.slug} reads blocks without the weights of the entries that {a.slug} merges.")
+    if isinstance(a, Encode) and a.across() > 1 and isinstance(b, (Admit, Evict)):
+        reasons.append(
+            f"{a.slug} stores {a.across()} layers in the same pages, so they must hold the same tokens, and {b.slug} chooses layer by "
+            "layer; give the two different layers."
+        )
     if a.needs().whole and isinstance(b, (Admit, Evict)):
         reasons.append(f"{a.slug} needs every token in its memory, and {b.slug} drops some; put {b.slug} inside: {a.slug}({b.slug}).")
     return reasons

@@ -10,6 +10,9 @@ from . import kernels
 from .engine.request import Finish, Request
 from .memory import Ledger, dense_bytes
 
+_DROPPED = ("evicted", "dropped", "pruned")
+"""The engine's counters of tokens that a seat has taken away."""
+
 
 @dataclass(frozen=True)
 class Bytes:
@@ -94,9 +97,14 @@ def _bytes(request: Request, ledger: Ledger) -> Bytes:
 
 
 def _notes(request: Request) -> tuple[str, ...]:
-    """A method that was asked for and did nothing is said, never hidden."""
-    idle = [m.slug for m in request.plan.methods if not any(request.actions.get(m.slug, {}).values())]
+    """What must not stay hidden: a method that was asked for and did nothing, and one whose choices suit this question only."""
+    did = {m: request.actions.get(m.slug, {}) for m in request.plan.methods}
+    idle = [m.slug for m, counted in did.items() if not any(counted.values())]
+    partial = [m.slug for m, counted in did.items() if m.aware() and any(counted.get(name) for name in _DROPPED)]
     return tuple(
         f"{slug} did nothing in this run: the text was too short for it to act, or its parameters leave everything as it is."
         for slug in idle
+    ) + tuple(
+        f"{slug} chose what to keep by the question in this prompt: another question on the same memory may miss what was dropped."
+        for slug in partial
     )

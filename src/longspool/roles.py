@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .method import Method
-from .values import Blocks, Rows, Shape, Step
+from .values import Blocks, Rows, Shape, Span, Step
 from .values.flow import Flow
 from .view import Draws as Draws  # methods take what their verbs see from here, too
 from .view import Request as Request
@@ -156,19 +156,24 @@ class Evict(Role):
 
 
 class Encode(Role):
-    def fields(self, shape: Shape, page: int) -> dict[str, Field]:
-        """What is stored for a page of one KV head."""
+    def across(self) -> int:
+        """How many adjacent layers share pages. Above 1 they settle together, once the last of them has the tokens, and the codec sees
+        them as one wide head: layer after layer in the dimension D. A group is shorter where layers run out."""
+        return 1
+
+    def fields(self, shape: Shape, page: int, layers: int) -> dict[str, Field]:
+        """What is stored for a page of one KV head of so many layers."""
         raise NotImplementedError
 
-    def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, layer: int) -> None:
-        """Store whole pages: k [S, D, W] and v [S, W, D] of which the first fill[s] tokens count, at pages int64 [S]."""
+    def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
+        """Store whole pages: k [S, D * layers, W] and v [S, W, D * layers] of which the first fill[s] tokens count, at pages int64 [S]."""
         raise NotImplementedError
 
-    def read(self, store: Store, pages: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Pages int64 [S] decoded: k [S, D, W], v [S, W, D]."""
+    def read(self, store: Store, pages: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """Pages int64 [S] of the span's one layer decoded: k [S, D, W], v [S, W, D]."""
         raise NotImplementedError
 
-    def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, layer: int, shape: Shape) -> tuple[Tensor, Tensor] | None:
+    def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, span: Span, shape: Shape) -> tuple[Tensor, Tensor] | None:
         """Fused attention over the codes: (out [N, H', D], lse [N, H']), or None to have the pages read and attended raw."""
         return None
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from layermean import LayerMean
 from longspool import LLM, __version__
 from longspool.cli.main import app
 from longspool.cli.show import size
@@ -80,6 +81,7 @@ def test_flags_reach_the_engine(tiny_dir: Path, llm: LLM) -> None:
     assert len(drawn["logprobs"]) == drawn["completion_tokens"] and all(len(t["top"]) == 2 and t["logprob"] <= 0 for t in drawn["logprobs"])
     small = told(*base, "--recipe", "snapkv(budget=96, window=16) + int8(window=16)", "--kv", "f32", "--memory", "64MiB")
     assert small["recipe"] == "snapkv(budget=96, window=16) + int8(window=16)"
+    assert [note.split(":")[0] for note in small["notes"]] == ["snapkv chose what to keep by the question in this prompt"]
     assert set(small["actions"]) == {"snapkv", "int8"} and small["memory"]["kv_bytes"] < small["memory"]["kv_dense_bytes"]
 
 
@@ -103,13 +105,19 @@ def test_facts_go_to_stderr(tiny_dir: Path) -> None:
 def test_methods_are_the_registry() -> None:
     listed = told("methods")
     assert [m["name"] for m in listed] == list(registry())
-    assert all(set(m) == {"name", "seat", "card", "paper", "identity", "exact", "parameters"} for m in listed)
+    assert all(set(m) == {"name", "seat", "card", "paper", "identity", "exact", "question", "parameters"} for m in listed)
     by_name = {m["name"]: m for m in listed}
     assert by_name["snapkv"]["parameters"] == {"budget": 1024, "when": "prompt", "window": 64, "kernel": 5}
     assert by_name["snapkv"]["seat"] == "Evict" and not by_name["snapkv"]["exact"] and by_name["vericache"]["exact"]
+    assert {name for name, m in by_name.items() if m["question"]} == {"snapkv", "adakv"}
     assert {seat for m in listed for seat in m["seat"].split(", ")} <= {seat.__name__ for seat in SEATS}
     plain, table = cli("methods").stdout, cli("methods", "--markdown").stdout
     assert all(m["name"] in plain and f"| `{m['name']}` |" in table for m in listed)
+    assert all(
+        row in table for row in ("| `snapkv` | Evict |  | yes |", "| `streaming` | Admit |  |  |", "| `headinfer` | Place | yes |  |")
+    )
+    row = next(line for line in plain.splitlines() if line.startswith("snapkv"))
+    assert row.split()[:3] == ["snapkv", "Evict", "yes"] and "question" in plain.splitlines()[0]
 
 
 def test_info(tiny_dir: Path) -> None:
@@ -134,8 +142,19 @@ def test_check_needs_no_weights(tiny_dir: Path, tmp_path: Path) -> None:
     assert "0-0 Encode int4 recent 64, keys bare" in lines
     assert "1-2 Admit streaming(window=32), Encode int4 recent 64, keys bare" in lines
     assert any(line.startswith("1,024 ") and line.endswith(size(1024 * TOKEN_BYTES)) for line in lines)
+    assert "question" not in result.stdout
+    told = "drops by the question at the prompt's end: a later question may miss what it dropped."
+    asked = " ".join(cli("check", "adakv(snapkv) + streaming + int4", "-m", str(tiny_dir)).stdout.split())
+    assert f"adakv {told}" in asked and asked.count("question") == 2
     dense = cli("check", "dense", "-m", str(tiny_dir)).stdout.splitlines()
     assert dense[0].startswith("dense on ") and dense[-1].split()[0] == "2,048" and dense[-1].endswith(size(2048 * TOKEN_BYTES))
+
+
+def test_check_shows_which_layers_share_pages(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry(), "layermean", LayerMean)
+    lines = [" ".join(line.split()) for line in cli("check", "layermean", "-m", str(tiny_dir)).stdout.splitlines()]
+    assert "0-1 Encode layermean, layers 0, 1 share pages recent 64" in lines
+    assert "2-2 Encode layermean recent 64" in lines
 
 
 def test_version() -> None:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,23 +18,39 @@ import pytest
 import torch
 from torch import Tensor
 
+from layermean import LayerMean
+from longspool.engine.estimate import need
 from longspool.engine.request import Request
 from longspool.errors import PlanError
 from longspool.memory import Pool
 from longspool.memory.file import load, save
 from longspool.memory.positions import Positions
 from longspool.method import LOSSLESS, Method, registry
-from longspool.plan import Item
+from longspool.plan import Item, resolve
 from longspool.recipe import parse
-from longspool.roles import SEATS, Decode, Head, Ingest, Place, Prompt, Prune, Skip, Stop, Weights
+from longspool.roles import SEATS, Admit, Decode, Encode, Evict, Head, Ingest, Place, Prompt, Prune, Skip, Stop, Weights
 from model.reference import dense_logits
 from toolbox import KINDS, Job, Rig, example, idle, small, tokens, words
 
-NAMES = sorted(registry())
+TOYS = {"layermean": LayerMean}
+"""Methods of a kind that no shipped one is of yet."""
+KNOWN = registry() | TOYS
+NAMES = sorted(KNOWN)
+JOINT = [name for name in NAMES if issubclass(KNOWN[name], Encode) and KNOWN[name].across is not Encode.across]
+"""Codecs that store several layers together."""
 METHODS = pytest.mark.parametrize("name", NAMES)
 BOUND = 1e-4
 PROMPT, ANSWER = 200, 6
 IDS = words(PROMPT + ANSWER, seed=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> Iterator[None]:
+    """The toys are found like any other method while these tests run."""
+    registry().update(TOYS)
+    yield
+    for name in TOYS:
+        del registry()[name]
 
 
 @functools.cache
@@ -219,14 +236,13 @@ def test_books_the_bytes_that_it_holds(name: str) -> None:
     memory = rig.read(rig.plan(small(example(name)), torch.float16), IDS[:PROMPT], 64)
     rig.drip(memory, IDS[PROMPT:])
     held = {"device": 0, "host": 0, "disk": 0}
-    for layer in memory.layers:
-        zones = [layer.recent] + ([layer.settled] if layer.settled is not None else [])
-        for zone in zones:
-            pages = {int(p) for row, n in zip(zone.table, zone.length, strict=True) for p in row[: -(-int(n) // zone.pool.page)]}
-            assert -1 not in pages
-            held[zone.pool.tier] += sum(zone.pool[f][p].nbytes for f in zone.pool.fields for p in pages)
-            held["device"] += zone.table.nbytes + zone.length.nbytes
-        held["device"] += sum(q.nbytes for q in layer.past) + layer.pos.nbytes
+    # What several layers share is one zone, and there once.
+    for zone in {id(z): z for layer in memory.layers for z in (layer.recent, layer.settled) if z is not None}.values():
+        pages = {int(p) for row, n in zip(zone.table, zone.length, strict=True) for p in row[: -(-int(n) // zone.pool.page)]}
+        assert -1 not in pages
+        held[zone.pool.tier] += sum(zone.pool[f][p].nbytes for f in zone.pool.fields for p in pages)
+        held["device"] += zone.table.nbytes + zone.length.nbytes
+    held["device"] += sum(q.nbytes for layer in memory.layers for q in layer.past) + sum(layer.pos.nbytes for layer in memory.layers)
     assert memory.tiers() == held == rig.pools.ledger.now
     assert memory.bytes == sum(held.values())
     memory.free()
@@ -256,6 +272,75 @@ def test_a_request_leaves_nothing_behind(name: str) -> None:
     assert len(tokens(request)) == 8
     assert not any(rig.pools.ledger.now.values())
     rig.pools.check()
+
+
+@METHODS
+@pytest.mark.parametrize(("prompt", "answer"), [(500, 8), (40, 90)])
+def test_needs_no_more_than_was_foreseen(name: str, prompt: int, answer: int) -> None:
+    """The prediction that admits a request covers the measured peak, and each step's growth covers that step's."""
+    rig = Rig(chunk=128)
+    plan = rig.plan(small(example(name)), torch.float16)
+    request = rig.request(plan, words(prompt), max_tokens=answer)
+    rig.engine.submit(request)
+    while not request.done:
+        rig.engine.step()
+    assert request.error is None and rig.pools.ledger.peak["device"] <= need(plan, prompt, 128, answer)
+    memory = rig.engine.empty(plan)
+    for first, last, phase in Job(plan, IDS, PROMPT, 64).steps():
+        total = PROMPT if phase == "prefill" else None
+        foreseen = rig.pools.ledger.now["device"] + memory.growth(rig.ask(memory, IDS[first:last], phase, total).step)
+        rig.pools.ledger.mark()
+        rig.feed(memory, IDS[first:last], phase, total)
+        assert rig.pools.ledger.peak["device"] <= foreseen
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if issubclass(KNOWN[n], Admit | Evict | Prune)])
+def test_says_whether_it_looks_at_the_question(name: str) -> None:
+    """Two prompts that differ in their last 8 tokens, too new to be dropped: what is kept of the others differs where a method says so."""
+    rig, method = Rig(), small(example(name))
+    held = [rig.read(rig.plan(method), IDS[: PROMPT - 8] + words(8, seed)).positions(2) for seed in (11, 12)]
+    assert method.question == method.aware()
+    assert all(map(torch.equal, *held)) != method.question
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_layers_that_are_stored_together_settle_together(name: str) -> None:
+    """One zone after the group's last layer; each layer reads back what the codec makes of its own tokens, however they came."""
+    rig, method = Rig(), small(example(name))
+    assert isinstance(method, Encode)
+    plan = rig.plan(method)
+    groups = {p.joint for p in plan.layers if p.joint}
+    assert groups and all(2 <= len(g) <= method.across() for g in groups)
+    memory, raw = rig.read(plan, IDS[:PROMPT], 64), rig.read(rig.plan(idle(name)), IDS[:PROMPT], 64)
+    for group in groups:
+        members = [memory[i] for i in group]
+        assert all(m.settled is members[0].settled and torch.equal(m.rows().length, members[0].rows().length) for m in members)
+        assert len({str([p.tolist() for p in m.positions()]) for m in members}) == 1 and int(members[0].rows().length.min()) > 0
+        own = [torch.cat([k for k, _ in raw[i].read_settled()]) for i in group]
+        got = [torch.cat([k for k, _ in m.read_settled()]) for m in members]
+        for i, mine in enumerate(got):
+            distance = [float((mine - other).norm()) for other in own]
+            assert min(distance) == distance[i], "a layer is nearest to itself"
+    twin = memory.fork()
+    twin.check()
+    for group in groups:
+        assert len({id(twin[i].settled) for i in group}) == 1 and twin[group[0]].settled is not memory[group[0]].settled
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_layers_that_are_stored_together_refuse_what_parts_them(name: str) -> None:
+    rig, method = Rig(), small(example(name))
+    for other in (n for n in NAMES if issubclass(KNOWN[n], Admit | Evict)):
+        with pytest.raises(PlanError, match="must hold the same tokens"):
+            rig.plan([method, small(example(other))])
+        apart = resolve((Item(method, 1), Item(small(example(other)), 0, 0)), rig.model.shape, torch.float32)
+        assert apart.layers[0].joint == () and 1 in apart.layers[1].joint
+        memory = rig.read(apart, IDS[:PROMPT], 64)
+        memory.check()
+        assert bool(rig.drip(memory, IDS[PROMPT:]).isfinite().all())
+    sliding = Rig("mistral")
+    with pytest.raises(PlanError, match="sliding window"):
+        sliding.plan(method)
 
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations(NAMES, 2)))

@@ -440,4 +440,20 @@ def test_a_method_that_did_nothing_is_named(llm: LLM) -> None:
     quiet = llm.generate("short", recipe="snapkv + int4", max_tokens=3)[0].report
     assert [note.split()[0] for note in quiet.notes] == ["snapkv", "int4"] and quiet.recipe == "snapkv + int4"
     busy = llm.generate(words(200), recipe="snapkv(budget=60, window=16) + int4(window=16)", max_tokens=3)[0].report
-    assert not busy.notes and busy.memory.kv_bytes < busy.memory.kv_dense_bytes * 2 and busy.memory.kv_peak_bytes >= busy.memory.kv_bytes
+    assert [note.partition(" in this")[0] for note in busy.notes] == ["snapkv chose what to keep by the question"]
+    assert busy.memory.kv_bytes < busy.memory.kv_dense_bytes * 2 and busy.memory.kv_peak_bytes >= busy.memory.kv_bytes
+
+
+def test_choices_by_the_question_are_told(llm: LLM) -> None:
+    """Only where something was dropped by it: not for what is always dropped, for a draft, or for a budget that holds everything."""
+    said = "chose what to keep by the question in this prompt"
+    for recipe, named in (
+        ("snapkv(budget=60, window=16)", ["snapkv"]),
+        ("adakv(snapkv(budget=60, window=16)) + int8", ["adakv"]),
+        ("snapkv(budget=1000, window=16)", []),
+        ("streaming(sinks=4, window=16)", []),
+        ("vericache(snapkv(budget=60, window=16), horizon=3)", []),
+        ("quest(budget=64, dense=0)", []),
+    ):
+        notes = llm.generate(words(200), recipe=recipe, max_tokens=3)[0].report.notes
+        assert [note.split()[0] for note in notes if said in note] == named, (recipe, notes)

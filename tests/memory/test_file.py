@@ -118,8 +118,8 @@ def test_refuses_another_form_of_the_same_recipe(rig: Rig, path: Path, monkeypat
     int4 = type(parse("int4")[0].method)
     fields = int4.fields
 
-    def wider(self: Method, shape: object, page: int) -> object:
-        return {**fields(self, shape, page), "v_scale": fields(self, shape, page * 2)["v_scale"]}
+    def wider(self: Method, shape: object, page: int, layers: int) -> object:
+        return {**fields(self, shape, page, layers), "v_scale": fields(self, shape, page * 2, layers)["v_scale"]}
 
     monkeypatch.setattr(int4, "fields", wider)
     refused(rig, path, "v_scale", "is expected")

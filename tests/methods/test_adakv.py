@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -9,8 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_snapkv import BUDGET, HELD, IDS, KERNEL, OLD, WINDOW, N, scores
 
+from longspool.method import Paper
 from longspool.methods.evict.adakv import AdaKV
+from longspool.methods.evict.base import ScoreEvict
 from longspool.methods.evict.snapkv import SnapKV
+from longspool.roles import View
 from toolbox import Rig, causal, masked_logits
 
 
@@ -38,6 +44,21 @@ def test_the_whole_budget_goes_where_the_scores_are(score: np.ndarray, room: int
     rows, width = score.shape
     assert sum(counts) == min(rows * room, rows * width) or min(room, width) == width
     assert min(counts) >= min(int(room * floor), width)
+
+
+@dataclass(frozen=True)
+class Newest(ScoreEvict):
+    """Scores by position alone."""
+
+    paper: ClassVar[Paper] = Paper("", "A toy", "none")
+    identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
+
+    def score(self, k: torch.Tensor, v: torch.Tensor, pos: torch.Tensor, view: View) -> torch.Tensor:
+        return pos.float()
+
+
+def test_looks_at_the_question_where_what_it_wraps_does() -> None:
+    assert AdaKV(SnapKV()).aware() and not AdaKV(Newest()).aware()
 
 
 def test_keeps_snapkvs_best_in_different_numbers() -> None:

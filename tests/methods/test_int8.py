@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from longspool.memory import Ledger, Pool
 from longspool.methods.encode.int8 import Int8
-from longspool.values import Shape
+from longspool.values import Shape, Span
 from toolbox import Rig, words
 
 SHAPE = Shape(1, 4, 2, 16, 32, 10, 4096, 1.0, (None,))
@@ -21,11 +21,11 @@ def stored(seed: int, size: float, fill: int) -> tuple[Pool, torch.Tensor, torch
     rng = torch.Generator().manual_seed(seed)
     k = torch.randn(2, 16, PAGE, generator=rng) * torch.logspace(-2, 1, 16)[:, None] * size
     v = torch.randn(2, PAGE, 16, generator=rng) * size
-    store = Pool(Int8().fields(SHAPE, PAGE), PAGE, "device", Ledger(), 1 << 16)
+    store = Pool(Int8().fields(SHAPE, PAGE, 1), PAGE, "device", Ledger(), 1 << 16)
     pages = torch.from_numpy(store.take(2)).long()
     for name in store.fields:
         store[name][:] = 77
-    Int8().write(store, pages, torch.tensor([PAGE, fill], dtype=torch.int32), k, v, 0)
+    Int8().write(store, pages, torch.tensor([PAGE, fill], dtype=torch.int32), k, v, Span((0,)))
     return store, pages, k, v
 
 
@@ -33,7 +33,7 @@ def stored(seed: int, size: float, fill: int) -> tuple[Pool, torch.Tensor, torch
 @given(st.integers(0, 10_000), st.sampled_from([1e-3, 1.0, 50.0]), st.integers(1, PAGE))
 def test_codes_are_numpys_and_half_a_step_off_at_most(seed: int, size: float, fill: int) -> None:
     store, pages, k, v = stored(seed, size, fill)
-    k_read, v_read = Int8().read(store, pages, 0)
+    k_read, v_read = Int8().read(store, pages, Span((0,)))
     for page, n in ((0, PAGE), (1, fill)):
         for x, back, axis in ((k[page, :, :n], k_read[page, :, :n], 1), (v[page, :n], v_read[page, :n], 1)):
             exact = x.numpy()

@@ -62,7 +62,7 @@ def plan(recipe: str, model: str, kv: str) -> str:
     items, shape = parse(recipe), _shape(model)
     made = resolve(items, shape, DTYPES[kv])
     head = f"{made} on {model}: {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}, up to {made.context:,} tokens"
-    return drawn(head, "", _seats(made), "", _bytes(made))
+    return drawn(head, "", _seats(made), "", *_asked(made), _bytes(made))
 
 
 def _seats(plan: Plan) -> Table:
@@ -76,8 +76,16 @@ def _seats(plan: Plan) -> Table:
     return table
 
 
+def _asked(plan: Plan) -> list[str]:
+    """What a second question must know of methods that look at the first."""
+    aware = [m.slug for m in plan.methods if m.aware()]
+    told = [f"{slug} drops by the question at the prompt's end: a later question may miss what it dropped." for slug in aware]
+    return [*told, ""] if told else []
+
+
 def _filled(layer: LayerPlan) -> str:
     on = [f"{seat.__name__} {m}" for seat in SEATS for m in layer.chain(seat) if isinstance(m, LAYERED)]
+    on += [f"layers {', '.join(map(str, layer.joint))} share pages"] if layer.joint else []
     return ", ".join(on) or ("dense" if layer.window is None else f"a window of {layer.window:,} tokens")
 
 

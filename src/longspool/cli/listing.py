@@ -20,6 +20,7 @@ def as_json() -> str:
             "paper": f"{e.paper}, {e.link}",
             "identity": e.identity,
             "exact": e.exact,
+            "question": e.question,
             "parameters": e.parameters,
         }
         for e in methods()
@@ -29,17 +30,17 @@ def as_json() -> str:
 
 def plain() -> str:
     """A table as wide as the terminal."""
-    table = Table("name", "seat", "card", "exact", "what it does", box=None, header_style="bold", pad_edge=False)
+    table = Table("name", "seat", "card", "exact", "question", "what it does", box=None, header_style="bold", pad_edge=False)
     for e in methods():
-        table.add_row(e.name, e.seat, e.card, "yes" if e.exact else "", _what(e))
+        table.add_row(e.name, e.seat, e.card, _yes(e.exact), _yes(e.question), _what(e))
     return drawn(table)
 
 
 def markdown() -> str:
-    lines = ["| method | seat | exact | what it does | parameters | paper |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| method | seat | exact | question | what it does | parameters | paper |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for e in methods():
         parameters = ", ".join(f"`{name}={value!r}`" if value is not None else f"`{name}`" for name, value in e.parameters.items())
-        lines.append(f"| `{e.name}` | {e.seat} | {'yes' if e.exact else ''} | {_what(e)} | {parameters} | {_paper(e)} |")
+        lines.append(f"| `{e.name}` | {e.seat} | {_yes(e.exact)} | {_yes(e.question)} | {_what(e)} | {parameters} | {_paper(e)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -51,6 +52,10 @@ def drawn(*parts: Table | str) -> str:
     for part in parts:
         sized.print(part, markup=False)
     return "\n".join(line.rstrip() for line in held.getvalue().split("\n"))
+
+
+def _yes(so: bool) -> str:
+    return "yes" if so else ""
 
 
 def _what(entry: Entry) -> str:

@@ -14,10 +14,10 @@ from ..values import Shape
 
 
 def page_bytes(plan: LayerPlan, shape: Shape) -> tuple[int, int]:
-    """Bytes of a raw page and of a settled one, all KV heads together."""
-    raw = sum(prod(f.shape) * item(f.dtype) for f in Raw(plan.dtype).fields(shape, plan.page).values())
+    """Bytes of a raw page and of a settled one, all KV heads together; of a page that several layers share, the layer's part."""
+    raw = sum(prod(f.shape) * item(f.dtype) for f in Raw(plan.dtype).fields(shape, plan.page, 1).values())
     settled = sum(prod(f.shape) * item(f.dtype) for f in settled_fields(plan, shape).values()) if plan.settles else raw
-    return raw * shape.kv_heads, settled * shape.kv_heads
+    return raw * shape.kv_heads, -(-settled * shape.kv_heads // _layers(plan))
 
 
 @functools.lru_cache(maxsize=256)
@@ -31,8 +31,8 @@ def need(plan: Plan, prompt: int, chunk: int, answer: int = 0) -> int:
         if isinstance(method, Decode) and (inner := method.beside()):
             draft = resolve(tuple(map(Item, inner)), plan.shape, plan.dtype, method.needs().recent)
             total += sum(_holding(layer, plan.shape, prompt, answer) + _side(layer, plan.shape, prompt + answer) for layer in draft.layers)
-            # It is made layer by layer, each first raw and whole.
-            total += max(page_bytes(layer, plan.shape)[0] * _pages(prompt, layer) for layer in draft.layers)
+            # It is made layer by layer, each first raw and whole until the last of those that are stored together is there.
+            total += max(page_bytes(layer, plan.shape)[0] * _layers(layer) * _pages(prompt, layer) for layer in draft.layers)
     return total
 
 
@@ -89,7 +89,7 @@ def _staged(layer: LayerPlan, shape: Shape, tokens: int) -> int:
     place = layer.one(Place)
     if place is None or place.home == "device":
         return 0
-    return page_bytes(layer, shape)[1] * place.widest(shape.kv_heads) // shape.kv_heads * _pages(tokens, layer)
+    return page_bytes(layer, shape)[1] * _layers(layer) * place.widest(shape.kv_heads) // shape.kv_heads * _pages(tokens, layer)
 
 
 def _side(layer: LayerPlan, shape: Shape, tokens: int) -> int:
@@ -105,6 +105,11 @@ def _queries(layer: LayerPlan, shape: Shape) -> int:
 def _slack(layer: LayerPlan) -> int:
     """Old tokens that wait in the recent zone until it is worth to settle them."""
     return max(layer.page, PAGE)
+
+
+def _layers(layer: LayerPlan) -> int:
+    """Layers that share a settled page."""
+    return max(len(layer.joint), 1)
 
 
 def _pages(tokens: int, layer: LayerPlan) -> int:

@@ -88,9 +88,7 @@ def _attend(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Ste
     rows = Rows.stack([m.rows() for m in group]) if first.settled is not None else None
     view = LayerView(first.layer, first.shape, step, rows or first.rows(), tuple(group), (q, k, v))
     if plan.bare:
-        position = plan.one(Position)
-        assert position is not None
-        return attend_frames(group, q, step, position)
+        return attend_frames(group, q, step, plan.one(Position))
     if step.phase == "prefill" and plan.one(Pattern) is not None:
         return torch.cat([_patterned(m, q, k, v, step, i, view) for i, m in enumerate(group)])
     return _dense(group, q, step, rows, view, fresh)
@@ -174,7 +172,7 @@ def _count_read(group: list[LayerMemory], select: Select, picked: Rows, rows: Ro
 def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach: Reach) -> Part:
     """Attention over encoded rows: fused where the codec can, else its pages are decoded first."""
     if not memory.plan.weighted:
-        fused = memory.encode.attend(q, store, rows, reach, memory.layer, memory.shape)
+        fused = memory.encode.attend(q, store, rows, reach, memory.span, memory.shape)
         if fused is not None:
             return fused
     k, v, local, where = materialise(memory, store, rows)

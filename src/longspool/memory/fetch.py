@@ -56,7 +56,7 @@ def materialise(memory: LayerMemory, store: Pool, rows: Rows) -> tuple[Tensor, T
     """Rows decoded into a pool of their own: k [S, D, W], v [S, W, D], the rows over it, and the S source pages."""
     used = _used(rows)
     where = rows.table[used].long()
-    k, v = memory.encode.read(store, where, memory.layer)
+    k, v = memory.encode.read(store, where, memory.span)
     return k, v, Rows(_renumbered(rows, used, torch.arange(len(where), dtype=torch.int32)), rows.length, rows.grain), where
 
 

@@ -33,6 +33,7 @@ _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
 }  # fmt: skip
+_ZONES = ("recent", "settled")
 _BLANK = "0" * 64
 _BLOCK = 1 << 22
 
@@ -114,9 +115,8 @@ def _about(plan: Plan, fingerprint: str) -> dict[str, str]:
 
 
 def _entries(layer: LayerMemory) -> Iterator[Entry]:
-    yield from _zone(f"{layer.layer}.recent", layer.recent)
-    if layer.settled is not None:
-        yield from _zone(f"{layer.layer}.settled", layer.settled)
+    for name, zone in zip(_ZONES, layer.zones, strict=False):
+        yield from _zone(f"{layer.layer}.{name}", zone)
     yield Entry.of(f"{layer.layer}.pos", torch.from_numpy(layer.pos.array()))
     if layer.past:
         yield Entry.of(f"{layer.layer}.past", torch.cat(layer.past))
@@ -132,9 +132,8 @@ def _zone(name: str, zone: Zone) -> Iterator[Entry]:
 
 def _restore(layer: LayerMemory, tensors: dict[str, Tensor], gone: int) -> None:
     """Fill an empty layer. Raises KeyError or ValueError where the tensors are not what the layer stores."""
-    for name, zone in (("recent", layer.recent), ("settled", layer.settled)):
-        if zone is not None:
-            _refill(zone, {key.split(".", 1)[1]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")})
+    for name, zone in zip(_ZONES, layer.zones, strict=False):
+        _refill(zone, {key.split(".", 1)[1]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")})
     layer.pos.append(tensors["pos"].numpy())
     layer.account()
     layer.gone = gone

@@ -1,4 +1,5 @@
-"""Attention with bare keys: each frame of the Position seat rotates queries and keys its own way, and sees its own distances."""
+"""Attention with bare keys: each frame of the Position seat rotates queries and keys its own way, and sees its own distances. Without a
+Position there is one frame, the model's own."""
 
 from __future__ import annotations
 
@@ -31,23 +32,28 @@ class Bare:
     weight: Tensor | None = None
 
 
-def attend_frames(group: list[LayerMemory], q: Tensor, step: Step, position: Position) -> Tensor:
+EXACT = (Frame(0, None, lambda pos: pos, lambda pos: pos),)
+"""Every distance as it is: how keys are seen that are bare for a codec's sake."""
+
+
+def attend_frames(group: list[LayerMemory], q: Tensor, step: Step, position: Position | None) -> Tensor:
     """[N, H, D] over all requests."""
     return torch.cat(
         [_one(m, q[a:b], step.of(i), position) for i, (m, a, b) in enumerate(zip(group, step.spans, step.spans[1:], strict=False))]
     )
 
 
-def _one(memory: LayerMemory, q: Tensor, step: Step, position: Position) -> Tensor:
+def _one(memory: LayerMemory, q: Tensor, step: Step, position: Position | None) -> Tensor:
     shape, heads = memory.shape, []
+    frames = EXACT if position is None else position.frames()
     for first, last, zones in _uniform(memory, step):
         part = q[:, first * shape.group : last * shape.group].contiguous()
-        parts = [_frame(memory, part, step, position, frame, zone) for frame in position.frames() for zone in zones]
+        parts = [_frame(memory, part, step, position, frame, zone) for frame in frames for zone in zones]
         heads.append(merge([o for o, _ in parts], [s for _, s in parts])[0])
     return torch.cat(heads, 1)
 
 
-def _frame(memory: LayerMemory, q: Tensor, step: Step, position: Position, frame: Frame, zone: Bare) -> tuple[Tensor, Tensor]:
+def _frame(memory: LayerMemory, q: Tensor, step: Step, position: Position | None, frame: Frame, zone: Bare) -> tuple[Tensor, Tensor]:
     s = memory.shape
     hi = torch.searchsorted(zone.order, step.pos - frame.near, right=True).to(torch.int32)
     lo = None if frame.far is None else torch.searchsorted(zone.order, step.pos - frame.far, right=True).to(torch.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,11 +12,11 @@ from ..errors import LongspoolError
 from ..kernels import append_rows, gather_rows
 from ..method import Method
 from ..plan import PAGE, LayerPlan
-from ..roles import Admit, Evict, Place
-from ..values import Rows, Step
+from ..roles import Admit, Evict, Place, Store
+from ..values import Rows, Span, Step
 from ..values.step import Phase
 from .pool import Pool
-from .pools import Pools, encoder
+from .pools import Pools, Summaries, encoder
 from .positions import Positions
 from .settle import settle
 from .view import Counters, LayerView
@@ -28,14 +28,34 @@ Notes = dict[str, dict[str, object]]
 
 
 class LayerMemory:
-    """Two zones of one request at one layer: recent (raw, the same tokens for all heads) and settled (ragged, encoded, placed)."""
+    """Two zones of one request at one layer: recent (raw, the same tokens for all heads) and settled (ragged, encoded, placed).
 
-    def __init__(self, layer: int, plan: LayerPlan, pools: Pools, rotate: Rotate | None, notes: Notes, actions: Counters) -> None:
+    Layers that a codec stores together share one settled zone. The last of them, which is given the `earlier` ones, fills it and keeps
+    its books."""
+
+    summaries: Store
+    """Its pages' summaries, where it settles."""
+
+    def __init__(
+        self,
+        layer: int,
+        plan: LayerPlan,
+        pools: Pools,
+        rotate: Rotate | None,
+        notes: Notes,
+        actions: Counters,
+        earlier: Sequence[LayerMemory] = (),
+    ) -> None:
         self.layer, self.shape, self.plan, self.pools, self.rotate = layer, pools.shape, plan, pools, rotate
         self.notes, self.actions = notes, actions
         self.encode = encoder(plan)
+        self.span = Span(plan.joint, plan.joint.index(layer)) if plan.joint else Span((layer,))
         self.recent = Zone(pools.recent(layer, plan), self.shape.kv_heads)
-        self.settled = Zone(pools.settled(layer, plan), self.shape.kv_heads) if plan.settles else None
+        self.settled: Zone | None = None
+        if plan.settles:
+            self.settled = earlier[0].settled if earlier else Zone(pools.settled(layer, plan), self.shape.kv_heads)
+            self.summaries = Summaries(self.store, self.span.index) if plan.joint else self.store
+        self.earlier = tuple(earlier) if self.span.last else ()
         self.pos = Positions()
         self.mass: Tensor | None = None
         self.held = self._side = 0
@@ -50,6 +70,16 @@ class LayerMemory:
         """The pool of the settled zone."""
         assert self.settled is not None
         return self.settled.pool
+
+    @property
+    def zones(self) -> list[Zone]:
+        """The zones whose books it keeps."""
+        return [self.recent] if self.settled is None or not self.span.last else [self.recent, self.settled]
+
+    @property
+    def members(self) -> tuple[LayerMemory, ...]:
+        """The layers whose tokens settle with its own."""
+        return *self.earlier, self
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +114,7 @@ class LayerMemory:
             return [(none, none)] * heads
         out = []
         for pages, n in zip(self.settled.table, self.settled.length, strict=True):
-            k, v = self.encode.read(self.store, torch.from_numpy(pages[: -(-n // self.store.page)]).long(), self.layer)
+            k, v = self.encode.read(self.store, torch.from_numpy(pages[: -(-n // self.store.page)]).long(), self.span)
             k, v = k.to(self.device), v.to(self.device)
             out.append((k.transpose(1, 2).reshape(-1, dim)[:n], v.reshape(-1, dim)[:n]))
         return out
@@ -153,16 +183,19 @@ class LayerMemory:
     def growth(self, step: Step) -> tuple[int, int, int, int]:
         """Bytes on the device that one request's step adds at most: when its tokens enter, while what is elsewhere is fetched, when old
         tokens settle; and what is freed after that."""
-        raw, count, keep = self.recent.pool, len(step.ids), self.plan.needs.queries
+        raw, count = self.recent.pool, len(step.ids)
+        keep = self.plan.needs.queries and self.plan.needs.queries + self.plan.rollback
         fresh = self.recent.wants(count)
         enter = fresh * raw.page_bytes + self.recent.growth(fresh) + min(count, keep) * self.shape.heads * self.shape.head_dim * 4
         old, due = max(len(self.pos) + count - self.plan.needs.recent - (self.plan.window or 0), 0), self.due(step)
         waits = bool(self.plan.chain(Evict)) and not due and step.phase == "prefill" and not step.final[0]
         if not due and (waits or old < max(raw.page, PAGE)):
             return enter, self._staged(), 0, 0
-        moves = old // raw.page * self.shape.kv_heads
+        moves = old // raw.page * self.shape.kv_heads * len(self.span.layers)
         if self.settled is None:
             return enter, 0, 0, moves * raw.page_bytes if self.plan.window else 0
+        if not self.span.last:
+            return enter, self._staged(), 0, 0
         admitted = min([old // raw.page * raw.page, *(a.admits(old) for a in self.plan.chain(Admit))])
         new = self._resettled(old, due) if due else self.settled.wants(admitted)
         size = self.store.page_bytes if self.store.tier == "device" else 0
@@ -206,16 +239,13 @@ class LayerMemory:
         if self.past:
             self.remember([torch.cat(self.past)[:-taken].clone()])
 
-    def fork(self, notes: Notes, actions: Counters) -> LayerMemory:
-        """The same tokens; pages are shared until one side writes."""
-        twin = LayerMemory(self.layer, self.plan, self.pools, self.rotate, notes, actions)
-        twin.recent.take_over(self.recent)
-        if self.settled is not None and twin.settled is not None:
-            twin.settled.take_over(self.settled)
-        twin.pos, twin.gone = self.pos.copy(), self.gone
-        twin.account()
-        twin.remember(list(self.past))
-        return twin
+    def share(self, other: LayerMemory) -> None:
+        """Hold the same tokens as another memory of this layer; pages are shared until one side writes. It must be empty."""
+        for mine, theirs in zip(self.zones, other.zones, strict=True):
+            mine.take_over(theirs)
+        self.pos, self.gone = other.pos.copy(), other.gone
+        self.account()
+        self.remember(list(other.past))
 
     def take_over(self, other: LayerMemory, since: int = 0) -> None:
         """Append the other memory's tokens from position `since` on to the recent zone, and know its queries."""
@@ -241,20 +271,18 @@ class LayerMemory:
         self.remember([])
         self.pos.keep(0)
         self.account()
-        self.recent.free()
-        if self.settled is not None:
-            self.settled.free()
+        for zone in self.zones:
+            zone.free()
 
     @property
     def bytes(self) -> int:
         """Live bytes: pages in full, tables, positions and kept queries."""
-        zones = [self.recent] if self.settled is None else [self.recent, self.settled]
-        return sum(z.bytes + z.side for z in zones) + self.pos.nbytes + sum(q.nbytes for q in self.past)
+        return sum(z.bytes + z.side for z in self.zones) + self.pos.nbytes + sum(q.nbytes for q in self.past)
 
     def check(self) -> None:
         """Raise AssertionError where tables, lengths and positions don't fit together."""
         assert (self.recent.length == len(self.pos)).all(), f"layer {self.layer}: {self.recent.length} tokens, {len(self.pos)} positions"
-        for zone in [self.recent] if self.settled is None else [self.recent, self.settled]:
+        for zone in self.zones:
             assert (zone.pool.refs[zone.pages()] > 0).all(), f"layer {self.layer} holds a page that was given back"
         for held in self.positions():
             assert (held.diff() > 0).all(), f"layer {self.layer}: positions don't ascend"

@@ -24,9 +24,10 @@ class Memory:
         self.seen = 0
         self.notes: dict[str, dict[str, object]] = {}
         self.actions = counters()
-        self.layers = [
-            LayerMemory(i, p, pools, r, self.notes, self.actions) for i, (p, r) in enumerate(zip(plan.layers, rotates, strict=True))
-        ]
+        self.layers: list[LayerMemory] = []
+        for layer, (own, rotate) in enumerate(zip(plan.layers, self.rotates, strict=True)):
+            earlier = [self.layers[i] for i in own.joint if i < layer]
+            self.layers.append(LayerMemory(layer, own, pools, rotate, self.notes, self.actions, earlier))
 
     def __getitem__(self, layer: int) -> LayerMemory:
         return self.layers[layer]
@@ -43,11 +44,11 @@ class Memory:
 
     def fork(self) -> Memory:
         """The same tokens under the same plan; pages are shared and copied when one side writes."""
-        twin = Memory.__new__(Memory)
-        twin.plan, twin.pools, twin.rotates, twin.seen = self.plan, self.pools, self.rotates, self.seen
-        twin.notes = {name: dict(note) for name, note in self.notes.items()}
-        twin.actions = counters()
-        twin.layers = [layer.fork(twin.notes, twin.actions) for layer in self.layers]
+        twin = Memory(self.plan, self.pools, self.rotates)
+        twin.seen = self.seen
+        twin.notes.update({name: dict(note) for name, note in self.notes.items()})
+        for mine, theirs in zip(twin.layers, self.layers, strict=True):
+            mine.share(theirs)
         return twin
 
     def refit(self, plan: Plan, step: Step) -> Memory:
@@ -98,9 +99,10 @@ class Memory:
         """Live bytes by tier."""
         held = {"device": self.bytes, "host": 0, "disk": 0}
         for layer in self.layers:
-            if layer.settled is not None and layer.settled.pool.tier != "device":
-                held[layer.settled.pool.tier] += layer.settled.bytes
-                held["device"] -= layer.settled.bytes
+            for zone in layer.zones:
+                if zone.pool.tier != "device":
+                    held[zone.pool.tier] += zone.bytes
+                    held["device"] -= zone.bytes
         return held
 
     def check(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 import torch
+from torch import Tensor
 
 from ..plan import LayerPlan
 from ..roles import Encode, Field, Place, Select
@@ -24,7 +25,7 @@ class Pools:
 
     def recent(self, layer: int, plan: LayerPlan) -> Pool:
         """Raw pages on the device."""
-        return self._pool(layer, Raw(plan.dtype).fields(self.shape, plan.page), plan.page, "device")
+        return self._pool(layer, Raw(plan.dtype).fields(self.shape, plan.page, 1), plan.page, "device")
 
     def settled(self, layer: int, plan: LayerPlan) -> Pool:
         """Encoded pages with their summaries, positions and log-weights, on the tier that the plan's Place names."""
@@ -47,16 +48,28 @@ class Pools:
             pool.check()
 
 
+class Summaries:
+    """The page summaries of one layer in a pool that several layers share."""
+
+    def __init__(self, pool: Pool, index: int) -> None:
+        self.pool, self.index, self.page = pool, index, pool.page
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.pool[f"{name}.{self.index}"]
+
+
 def encoder(plan: LayerPlan) -> Encode:
     """The plan's codec, or the raw one."""
     return plan.one(Encode) or Raw(plan.dtype)
 
 
 def settled_fields(plan: LayerPlan, shape: Shape) -> dict[str, Field]:
-    """What a settled page of one KV head stores."""
-    fields = dict(encoder(plan).fields(shape, plan.page))
+    """What a settled page of one KV head stores: of one layer, or of all that share it, each with a summary of its own."""
+    layers = max(len(plan.joint), 1)
+    fields = dict(encoder(plan).fields(shape, plan.page, layers))
     if select := plan.one(Select):
-        fields |= select.fields(shape, plan.page)
+        own = select.fields(shape, plan.page)
+        fields |= own if layers == 1 else {f"{name}.{i}": field for name, field in own.items() for i in range(layers)}
     if plan.ragged:
         fields["pos"] = Field((plan.page,), torch.int32)
     if plan.weighted:

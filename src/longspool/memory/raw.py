@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels import attend_rows
 from ..roles import Encode, Field, Reach, Store
-from ..values import Rows, Shape
+from ..values import Rows, Shape, Span
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -20,17 +20,17 @@ class Raw(Encode):
 
     dtype: torch.dtype = torch.float16
 
-    def fields(self, shape: Shape, page: int) -> dict[str, Field]:
+    def fields(self, shape: Shape, page: int, layers: int) -> dict[str, Field]:
         return {"k": Field((shape.head_dim, page), self.dtype), "v": Field((page, shape.head_dim), self.dtype)}
 
-    def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, layer: int) -> None:
+    def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
         store["k"][pages] = k.to(self.dtype)
         store["v"][pages] = v.to(self.dtype)
 
-    def read(self, store: Store, pages: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def read(self, store: Store, pages: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         return store["k"][pages].float(), store["v"][pages].float()
 
-    def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, layer: int, shape: Shape) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, span: Span, shape: Shape) -> tuple[Tensor, Tensor]:
         return attend_rows(
             q, store["k"], store["v"], rows.table, rows.length, reach.spans, reach.lo, reach.hi, shape.scale, softcap=shape.softcap
         )

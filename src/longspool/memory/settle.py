@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 def settle(memory: LayerMemory, view: LayerView) -> None:
-    """Move old tokens out of the recent zone: admit, evict, encode, summarise, place."""
+    """Move old tokens out of the recent zone: admit, evict, encode, summarise, place. Layers that are stored together do it after the last
+    of them."""
     plan, step, page = memory.plan, view.step, memory.recent.pool.page
     if plan.window is not None:
         _slide(memory, plan.window + plan.needs.recent)
-    if memory.settled is None:
+    if memory.settled is None or not memory.span.last:
         return
     n = max(len(memory.pos) - plan.needs.recent, 0) // page * page
     due = memory.due(step)
@@ -37,7 +38,8 @@ def settle(memory: LayerMemory, view: LayerView) -> None:
     else:
         _hand_over(memory, n)
     if n:
-        memory.drop(n)
+        for member in memory.members:
+            member.drop(n)
     if due and plan.evicts_prompts_only and step.final[0]:
         memory.remember([])
 
@@ -51,17 +53,24 @@ def _slide(memory: LayerMemory, reach: int) -> None:
 
 
 def _hand_over(memory: LayerMemory, n: int) -> None:
-    """Whole pages move from raw to settled: the same tokens for all heads."""
+    """Whole pages move from raw to settled: the same tokens for all heads, and for all layers that are stored together."""
     assert memory.settled is not None
     raw, count = memory.recent.pool, n // memory.recent.pool.page
-    source = torch.from_numpy(memory.recent.table[:, :count].reshape(-1).copy()).long()
-    fill = torch.full((len(source),), raw.page, dtype=torch.int32)
+    parts = [_raw_pages(member, count) for member in memory.members]
+    k, v = parts[0] if len(parts) == 1 else (torch.cat([k for k, _ in parts], 1), torch.cat([v for _, v in parts], 2))
+    fill = torch.full((len(k),), raw.page, dtype=torch.int32)
     pos = np.broadcast_to(memory.pos.array(n).reshape(count, -1), (memory.shape.kv_heads, count, raw.page)).reshape(-1, raw.page)
-    tiles = Tiles(raw["k"][source].float(), raw["v"][source].float(), fill, torch.from_numpy(pos.astype(np.int32)), None)
+    tiles = Tiles(k, v, fill, torch.from_numpy(pos.astype(np.int32)), None)
     first = memory.settled.filled
     memory.settled.grow(np.full(memory.shape.kv_heads, n))
     _store(memory, tiles, np.concatenate([memory.settled.table[r, f : f + count] for r, f in enumerate(first)]))
-    memory.count(memory.encode, tokens=n * memory.shape.kv_heads)
+    memory.count(memory.encode, tokens=n * memory.shape.kv_heads * len(parts))
+
+
+def _raw_pages(memory: LayerMemory, count: int) -> tuple[Tensor, Tensor]:
+    """The first pages of every head's recent row, row after row: k [S, D, W], v [S, W, D]."""
+    source = torch.from_numpy(memory.recent.table[:, :count].reshape(-1).copy()).long()
+    return memory.recent.pool["k"][source].float(), memory.recent.pool["v"][source].float()
 
 
 def _resettle(memory: LayerMemory, n: int, evicts: list[Evict], view: LayerView) -> None:
@@ -129,7 +138,7 @@ def _with_tail(memory: LayerMemory, row: int, count: int, new: Row) -> Row:
     """The tokens of a row's partly filled last page, decoded, before its new ones."""
     assert memory.settled is not None
     last = torch.tensor([int(memory.settled.table[row, memory.settled.length[row] // memory.store.page])])
-    k, v = (x.to(memory.device) for x in memory.encode.read(memory.store, last, memory.layer))
+    k, v = (x.to(memory.device) for x in memory.encode.read(memory.store, last, memory.span))
     pos = memory.store["pos"][last][0, :count].long().to(memory.device)
     weight = None if new[3] is None else torch.cat([memory.store["weight"][last][0, :count].to(memory.device), new[3]])
     return torch.cat([k[0].T[:count], new[0]]), torch.cat([v[0][:count], new[1]]), torch.cat([pos, new[2]]), weight
@@ -137,9 +146,10 @@ def _with_tail(memory: LayerMemory, row: int, count: int, new: Row) -> Row:
 
 def _store(memory: LayerMemory, tiles: Tiles, pages: np.ndarray) -> None:
     where, tiles = torch.from_numpy(pages).long(), tiles.to(memory.store.device)
-    memory.encode.write(memory.store, where, tiles.fill, tiles.k, tiles.v, memory.layer)
+    memory.encode.write(memory.store, where, tiles.fill, tiles.k, tiles.v, memory.span)
     if select := memory.plan.one(Select):
-        select.summarise(memory.store, where, tiles.fill, tiles.k)
+        for member in memory.members:
+            select.summarise(member.summaries, where, tiles.fill, member.span.own(tiles.k, 1))
     if "pos" in memory.store:
         memory.store["pos"][where] = tiles.pos
     if "weight" in memory.store:

@@ -76,7 +76,7 @@ class LayerView:
         return self._own.keys()
 
     def summary(self, name: str) -> Tensor:
-        return self.memories[0].store[name]
+        return self.memories[0].summaries[name]
 
     def note(self, method: Method) -> dict[str, object]:
         """The request's notebook of the method, shared by all layers."""

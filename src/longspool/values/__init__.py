@@ -4,6 +4,7 @@ from .blocks import Blocks
 from .packed import Packed
 from .rows import Rows
 from .shape import Shape
+from .span import Span
 from .step import Step
 
-__all__ = ["Blocks", "Packed", "Rows", "Shape", "Step"]
+__all__ = ["Blocks", "Packed", "Rows", "Shape", "Span", "Step"]

@@ -12,7 +12,7 @@ from ...kernels import attend_codes
 from ...kernels.codes import decode_k, decode_v, encode_k, encode_v
 from ...method import Cost, Method, Needs
 from ...roles import Encode, Field, Reach, Store
-from ...values import Rows, Shape
+from ...values import Rows, Shape, Span
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Codes(Method, Encode):
     def cost(self, shape: Shape) -> Cost:
         return Cost(device=2 * shape.head_dim * self.bits / 8, moved=2 * shape.head_dim * self.bits / 8)
 
-    def fields(self, shape: Shape, page: int) -> dict[str, Field]:
+    def fields(self, shape: Shape, page: int, layers: int) -> dict[str, Field]:
         dim, packed = shape.head_dim, 8 // self.bits
         code = torch.int8 if self.bits == 8 else torch.uint8
         fields = {
@@ -45,18 +45,18 @@ class Codes(Method, Encode):
             fields |= {"k_zero": Field((dim,), torch.float16), "v_zero": Field((page,), torch.float16)}
         return fields
 
-    def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, layer: int) -> None:
+    def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
         for name, encoded in (("k", encode_k(k, self.bits, fill)), ("v", encode_v(v, self.bits, fill))):
             for part, value in zip((name, f"{name}_scale", f"{name}_zero"), encoded, strict=True):
                 if value is not None:
                     store[part][pages] = value
 
-    def read(self, store: Store, pages: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def read(self, store: Store, pages: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         k_zero, v_zero = (store[n][pages] if self.bits == 4 else None for n in ("k_zero", "v_zero"))
         k = decode_k(store["k"][pages], store["k_scale"][pages], k_zero, self.bits)
         return k, decode_v(store["v"][pages], store["v_scale"][pages], v_zero, self.bits)
 
-    def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, layer: int, shape: Shape) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, span: Span, shape: Shape) -> tuple[Tensor, Tensor]:
         k_zero, v_zero = (store[n] if self.bits == 4 else None for n in ("k_zero", "v_zero"))
         codes = (store["k"], store["v"], store["k_scale"], k_zero, store["v_scale"], v_zero)
         out, lse = attend_codes(

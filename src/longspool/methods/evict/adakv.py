@@ -41,6 +41,9 @@ class AdaKV(Method, Evict):
             return [f"it wraps an evictor by score such as snapkv, not {self.inner.slug}."]
         return [] if 0 <= self.floor <= 1 else [f"floor={self.floor} must be between 0 and 1."]
 
+    def aware(self) -> bool:
+        return self.inner.aware()
+
     def due(self, step: Step) -> bool:
         return self.inner.due(step)
 
