@@ -162,7 +162,7 @@ class Block:
     def exit(self) -> Chain:
         """From the stream and what attention gave to the stream after this block."""
         attention = [*self.outward.moves(ATTENDED, BACK), *_back(self.after_attention)]
-        gates = [self.before_mlp.move(STREAM, NORMED), *self.gate_up.moves(NORMED, GATES)]
+        gates: list[chains.Move] = [self.before_mlp.move(STREAM, NORMED), *self.gate_up.moves(NORMED, GATES)]
         mlp = [chains.Gate(GATES, INNER, self.act), *self.down.moves(INNER, BACK), *_back(self.after_mlp)]
         return self._chain((STREAM, ATTENDED), (STREAM,), [*attention, *gates, *mlp])
 
