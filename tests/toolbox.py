@@ -23,7 +23,7 @@ from longspool.model.load import Loaded, LoadReport
 from longspool.model.tiny import tiny
 from longspool.plan import Item, Plan, resolve
 from longspool.recipe import parse
-from longspool.values import Shape, Step
+from longspool.values import Blocks, Packed, Shape, Step
 from longspool.values.flow import Ask
 from longspool.values.step import Phase
 
@@ -38,6 +38,20 @@ KINDS: dict[str, dict[str, object]] = {
 
 SMALL = {"budget": 96, "window": 16, "page": 16, "block": 16, "last": 8, "sinks": 4, "horizon": 4, "dense": 1}
 """Parameters by name at which a method acts on a few hundred tokens."""
+
+TRITON = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where Triton's kernels are tested: on a GPU, or by its interpreter."""
+
+
+def send(value: object, device: torch.device | str) -> object:
+    """A value with all its tensors on a device."""
+    if isinstance(value, Tensor | Packed):
+        return value.to(device)
+    if isinstance(value, Blocks):
+        return dataclasses.replace(value, index=value.index.to(device), count=value.count.to(device))
+    if isinstance(value, tuple | list):
+        return type(value)(send(part, device) for part in value)
+    return {k: send(v, device) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 @functools.cache
