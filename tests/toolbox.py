@@ -23,7 +23,8 @@ from longspool.model.load import Loaded, LoadReport
 from longspool.model.tiny import tiny
 from longspool.plan import Item, Plan, resolve
 from longspool.recipe import parse
-from longspool.values import Shape, Step
+from longspool.values import Packed, Shape, Step
+from longspool.values.chain import Chain
 from longspool.values.flow import Ask
 from longspool.values.step import Phase
 
@@ -38,6 +39,22 @@ KINDS: dict[str, dict[str, object]] = {
 
 SMALL = {"budget": 96, "window": 16, "page": 16, "block": 16, "last": 8, "sinks": 4, "horizon": 4, "dense": 1}
 """Parameters by name at which a method acts on a few hundred tokens."""
+
+TRITON = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where Triton's kernels are tested: on a GPU, or by its interpreter."""
+
+
+def send(value: object, device: torch.device | str) -> object:
+    """A value with all its tensors on a device."""
+    if isinstance(value, Tensor | Packed):
+        return value.to(device)
+    if isinstance(value, Chain):
+        return Chain(value.widths, value.given, value.wanted, send(value.moves, device))  # type: ignore[arg-type]
+    if dataclasses.is_dataclass(value):
+        return dataclasses.replace(value, **{f.name: send(getattr(value, f.name), device) for f in dataclasses.fields(value)})
+    if isinstance(value, tuple | list):
+        return type(value)(send(part, device) for part in value)
+    return {k: send(v, device) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 @functools.cache

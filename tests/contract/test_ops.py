@@ -12,6 +12,7 @@ from torch import Tensor
 
 from longspool import kernels
 from longspool.values import Packed
+from toolbox import TRITON, send
 
 
 def tensors(value: object) -> Iterator[Tensor]:
@@ -41,9 +42,15 @@ def compare(name: str, got: object, want: object, tolerance: tuple[float, float]
 
 
 def run(op: str, kind: str, args: tuple, kw: dict) -> tuple[object, tuple]:
-    """The result and the arguments as they are afterwards, since some ops write in place."""
-    args = tuple(a if isinstance(a, Packed) else copy.deepcopy(a) for a in args)
-    return kernels.implementation(op, kind).run(*args, **kw), args
+    """The result and the arguments as they are afterwards, since some ops write in place; on the CPU."""
+    args, kw = placed(kind, tuple(a if isinstance(a, Packed) else copy.deepcopy(a) for a in args), kw)
+    result = kernels.implementation(op, kind).run(*args, **kw)
+    return send((result, args), "cpu")
+
+
+def placed(kind: str, args: tuple, kw: dict) -> tuple[tuple, dict]:
+    """The arguments where an implementation of this kind takes them."""
+    return send((args, kw), TRITON if kind == "gpu" else "cpu")
 
 
 def module(op: str, kind: str) -> None:
@@ -73,7 +80,8 @@ def test_equals_ref(op: str, kind: str, threads: int, spoiled_memory: None) -> N
     torch.set_num_threads(threads)
     try:
         for name, args, kw in spec.samples():
-            if kernels.implementation(op, kind).can(*args, **kw) is None:
+            there, more = placed(kind, args, kw)
+            if kernels.implementation(op, kind).can(*there, **more) is None:
                 served += 1
                 compare(f"{op} {kind} {name}", run(op, kind, args, kw), run(op, "ref", args, kw), spec.TOLERANCE)
         assert torch.get_num_threads() == threads, "a kernel has changed torch's threads"

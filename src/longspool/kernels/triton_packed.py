@@ -1,7 +1,8 @@
 """What the Triton kernels over packed matrices share: codes as exact fp16 numbers, a group of 32 columns at a time, with their scales.
 
 The nibbles of a word are taken apart in the order of its bits, and the activations are read in that order of columns instead. Codes
-are multiplied as they are and scaled in fp32 after that.
+are multiplied as they are and scaled in fp32 after that. A product counts 4-bit codes from their middle, 8, whatever the kind: seen
+from there codes are about as large as the weights, so that rounding stays what it is for the unpacked matrix.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from .triton_tiles import levelled, product
 
 @dataclass(frozen=True)
 class Layout:
-    """How a kind is stored, as constants of a kernel: BITS 4 or 8 of a code and what is taken from it, 16 or 32 of a float."""
+    """How a kind is stored, as constants of a kernel: 4 or 8 bits of a code, 16 or 32 of a float; what is taken from a code, and
+    what is taken from it in a product, where a low makes up for it."""
 
     bits: int
     offset: int = 0
+    middle: int = 0
 
 
 def layout(w: Packed) -> Layout:
     form = FORMS.get(w.kind)
-    return Layout(w.codes.element_size() * 8) if form is None else Layout(form.bits, form.offset)
+    return Layout(w.codes.element_size() * 8) if form is None else Layout(form.bits, form.offset, 8 if form.bits == 4 else 0)
 
 
 def tensors(w: Packed) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -71,6 +74,12 @@ def group_number(numbers, group, m, live, cols):
 
 
 @triton.jit
+def group_middle(scale, low, group, m, live, cols, OFFSET: tl.constexpr):
+    """The weight that a code of OFFSET stands for, fp32 [M]."""
+    return group_number(low, group, m, live, cols) + OFFSET * group_number(scale, group, m, live, cols)
+
+
+@triton.jit
 def multiply(
     x, codes, scale, low, n, m, real, live, begin, end, cols, BITS: tl.constexpr, OFFSET: tl.constexpr, N: tl.constexpr, M: tl.constexpr
 ):
@@ -87,7 +96,7 @@ def multiply(
             if scale is not None:
                 part *= group_number(scale, group, m, live, cols)[None, :]
             if low is not None:
-                part += tl.sum(a, 1)[:, None] * group_number(low, group, m, live, cols)[None, :]
+                part += tl.sum(a, 1)[:, None] * group_middle(scale, low, group, m, live, cols, OFFSET)[None, :]
             y += part
     return y
 
@@ -104,5 +113,5 @@ def multiply_one(x, codes, scale, low, m, live, begin, end, cols, BITS: tl.const
             part *= group_number(scale, group, m, live, cols)[None, :]
         y += part
         if low is not None:
-            flat += tl.sum(a) * group_number(low, group, m, live, cols)
+            flat += tl.sum(a) * group_middle(scale, low, group, m, live, cols, OFFSET)
     return tl.sum(y, 0) + flat

@@ -74,7 +74,7 @@ def run(
     chosen, logprob = h.new_empty(batch, dtype=torch.int64), h.new_empty(batch)
     sweep[(tiles, triton.cdiv(batch, n))](
         h, *tensors(head), temperature, seed, offset, best, token, logit, lse, batch, head.rows, head.cols, cap if cap > 0 else None,
-        BITS=form.bits, OFFSET=form.offset, N=n, M=m,
+        BITS=form.bits, OFFSET=form.middle, N=n, M=m,
     )  # fmt: skip
     block = triton.next_power_of_2(tiles)
     choose[(batch,)](best, token, logit, lse, chosen, logprob, batch, tiles, head.rows, BLOCK=block, num_warps=8 if block > 1024 else 4)

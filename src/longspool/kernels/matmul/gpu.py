@@ -39,6 +39,6 @@ def run(x: Tensor, w: Packed) -> Tensor:
     y = x.new_empty(splits, tokens, w.rows)
     kernel[(*tiles, splits)](
         x.contiguous(), *tensors(w), y, tokens, w.rows, w.cols,
-        BITS=form.bits, OFFSET=form.offset, N=n, M=m, SPLITS=splits, num_warps=warps,
+        BITS=form.bits, OFFSET=form.middle, N=n, M=m, SPLITS=splits, num_warps=warps,
     )  # fmt: skip
     return y[0] if splits == 1 else y.sum(0)

@@ -17,7 +17,7 @@ TOLERANCE = (2e-6, 2e-6)
 
 def samples() -> Iterator[tuple[str, tuple, dict]]:
     g = torch.Generator().manual_seed(8)
-    for n, width, size in ((1, 576, 1.0), (3, 2048, 30.0), (300, 64, 1e-3), (0, 64, 1.0), (1, 5, 1.0)):
+    for n, width, size in ((1, 576, 1.0), (3, 2048, 30.0), (300, 64, 1e-3), (0, 64, 1.0), (1, 5, 1.0), (2, 5000, 1.0)):
         x, gain = torch.randn(n, width, generator=g) * size, torch.randn(width, generator=g) * width**0.5
         yield f"{n}x{width} of size {size}", (x, gain, (width * 1e-5) ** 0.5), {}
     yield "zeros", (torch.zeros(2, 64), torch.ones(64), 0.1), {}
