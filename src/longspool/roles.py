@@ -204,6 +204,10 @@ class Place(Role):
 
 
 class Select(Role):
+    steady: ClassVar[bool] = False
+    """Whether `select` calls the same kernels for each token as long as the rows stay what they are, and Python neither looks at tensors
+    nor remembers anything: such steps are written down and played again (engine/replay.py)."""
+
     def fields(self, shape: Shape, page: int) -> dict[str, Field]:
         """The summary that is kept of every settled page."""
         raise NotImplementedError

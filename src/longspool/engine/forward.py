@@ -13,11 +13,12 @@ from ..kernels import chain, rope
 from ..memory import LayerView, Memory, advance, write
 from ..model.build import Model
 from ..model.layers import Block
-from ..model.rope import Rope
 from ..plan import Plan
 from ..roles import Evict, Prune, Skip
 from ..values import Step
 from ..values.flow import Ask
+from .angles import Angles
+from .replay import TRIES, Replay, repeats
 
 
 class StepError(LongspoolError):
@@ -46,7 +47,42 @@ def forward(model: Model, asks: Sequence[Ask[Memory]]) -> list[Tensor]:
     """Run all asks in one pass and give each its reply, in order."""
     order = sorted(range(len(asks)), key=lambda i: (hash(asks[i].memory.plan), asks[i].step.phase, i))
     groups = _grouped([asks[i] for i in order])
-    x, heads, angles = model.embed(_cat([g.step.ids for g in groups])), None, Angles(model.device)
+    x = _streamed(model, model.embed(_cat([g.step.ids for g in groups])), groups)
+    for ask in asks:
+        ask.memory.seen = int(ask.step.pos[-1]) + 1
+    return _replies(model, x, groups, asks, order)
+
+
+def _streamed(model: Model, x: Tensor, groups: list[Group]) -> Tensor:
+    """The stream after all layers: for the next token of a single request as they ran for the last one, where they can."""
+    angles = _angles(model, groups)
+    if len(groups) > 1 or not _one_token(groups[0]):
+        return _layers(model, x, groups, angles)
+    group, (memory,) = groups[0], groups[0].memories
+    replay = memory.replay = memory.replay if isinstance(memory.replay, Replay) else Replay()
+    if replay.fits(memory):
+        x = replay.play(memory, x, group.step)
+        for layer in range(len(model.blocks)):
+            _settle(layer, group)
+        return x
+    if not replay.begun or replay.failures >= TRIES or not repeats(group.plan):
+        replay.begun = True  # the first step of all makes what later ones find made
+        return _layers(model, x, groups, angles)
+    for block in model.blocks:
+        if block.rope is not None:
+            angles.of(block.rope)
+    return replay.record(memory, x, angles, lambda: _layers(model, x, groups, angles))
+
+
+def _one_token(group: Group) -> bool:
+    """Whether this is one request's next token on the CPU."""
+    step = group.step
+    return step.phase == "decode" and len(group.memories) == 1 and len(step.ids) == 1 and step.tree is None and group.memories[0].on_cpu
+
+
+def _layers(model: Model, x: Tensor, groups: list[Group], angles: Angles) -> Tensor:
+    """All layers, and between them what they say to each other."""
+    heads = None
     for layer, block in enumerate(model.blocks):
         if heads is None:
             x, heads = chain(x, block.entry, [], _turns(model, layer, groups, angles))
@@ -59,10 +95,13 @@ def forward(model: Model, asks: Sequence[Ask[Memory]]) -> list[Tensor]:
         for g in groups:
             _settle(layer, g)
         if prunes:
-            x, angles = _pruned(layer, x, groups), Angles(model.device)
-    for ask in asks:
-        ask.memory.seen = int(ask.step.pos[-1]) + 1
-    return _replies(model, x, groups, asks, order)
+            x = _pruned(layer, x, groups)
+            angles = _angles(model, groups)
+    return x
+
+
+def _angles(model: Model, groups: list[Group]) -> Angles:
+    return Angles(_cat([g.step.pos for g in groups]), _totals(groups), model.device)
 
 
 def _grouped(asks: list[Ask[Memory]]) -> list[Group]:
@@ -97,7 +136,7 @@ def _attended(layer: int, block: Block, x: Tensor, heads: Tensor, groups: list[G
     heads [N, (H + 2 Hkv) D] are rotated, but where some group's positions are the business of a method.
     """
     given = heads.view(x.shape[0], *block.heads).split_with_sizes(block.parts, 1)
-    turned = _turned(block, given, groups, angles) if _bare(layer, groups) else given
+    turned = _turned(block, given, angles) if _bare(layer, groups) else given
     out = torch.empty_like(given[0]) if len(groups) > 1 else None
     skips = [_skips(layer, x, g) for g in groups]
     for g, skipped in zip(groups, skips, strict=True):
@@ -117,28 +156,13 @@ def _attended(layer: int, block: Block, x: Tensor, heads: Tensor, groups: list[G
     return out, skips
 
 
-def _turned(block: Block, parts: tuple[Tensor, ...], groups: list[Group], angles: Angles) -> tuple[Tensor, ...]:
+def _turned(block: Block, parts: tuple[Tensor, ...], angles: Angles) -> tuple[Tensor, ...]:
     """Queries, keys and values with the first two rotated."""
     if block.rope is None:
         return parts
     q, k, v = parts
-    cos, sin = angles.of(block.rope, groups)
+    cos, sin = angles.of(block.rope)
     return rope(q, cos, sin), rope(k, cos, sin), v
-
-
-class Angles:
-    """Cosines and sines of a pass, once for all layers with the same embedding."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._of: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def of(self, rope_of: Rope, groups: list[Group]) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [N, r] at the step's positions."""
-        if id(rope_of) not in self._of:
-            cos, sin = rope_of.angles(_cat([g.step.pos for g in groups]), _totals(groups))
-            self._of[id(rope_of)] = cos.to(self.device), sin.to(self.device)
-        return self._of[id(rope_of)]
 
 
 def _bare(layer: int, groups: list[Group]) -> bool:
@@ -148,13 +172,13 @@ def _bare(layer: int, groups: list[Group]) -> bool:
 def _turns(model: Model, layer: int, groups: list[Group], angles: Angles) -> tuple[Tensor, Tensor] | None:
     """The angles that a layer's heads are rotated by at once, or None."""
     rope_of = model.blocks[layer].rope
-    return None if rope_of is None or _bare(layer, groups) else angles.of(rope_of, groups)
+    return None if rope_of is None or _bare(layer, groups) else angles.of(rope_of)
 
 
 def _totals(groups: list[Group]) -> Tensor | int:
     """The longest length known for each token's sequence; one number where there is one request."""
     if len(groups) == 1 and groups[0].step.requests == 1:
-        return max(groups[0].step.total[0], int(groups[0].step.pos[-1]) + 1)
+        return groups[0].step.reach
     totals = [t for g in groups for a, b, t in zip(g.step.spans, g.step.spans[1:], g.step.total, strict=False) for _ in range(b - a)]
     return torch.maximum(torch.tensor(totals), _cat([g.step.pos for g in groups]) + 1)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     merge: Op
     page_bounds: Op
     page_scores: Op
+    pick_pages: Op
     rms_norm: Op
     rope: Op
     row_mass: Op

@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .record import Tape, now
+
 _PACKAGE = {"cpu": "numba", "gpu": "triton"}
 
 
@@ -47,6 +49,20 @@ class Op:
         self._cpu: tuple[Any, Any] | None = None  # can and run, once the CPU's kernel has run: a step of one token makes 200 calls
 
     def __call__(self, first: Tensor | list[Tensor], *args: object, **kw: object) -> Any:
+        if now.tape is not None:
+            return self._watched(now.tape, first, *args, **kw)
+        return self._run(first, *args, **kw)
+
+    def _watched(self, tape: Tape, *args: object, **kw: object) -> Any:
+        """Run and see to it that the tape tells of it, and keeps what it was run with."""
+        before = len(tape.calls)
+        result = self._run(*args, **kw)  # type: ignore[arg-type]
+        tape.held.append((args, kw, result))
+        if len(tape.calls) == before:
+            tape.spoil(f"the kernel of {self.name} is not written down")
+        return result
+
+    def _run(self, first: Tensor | list[Tensor], *args: object, **kw: object) -> Any:
         lead = first[0] if type(first) is list else first
         if self._cpu is not None and lead.is_cpu and self._cpu[0](first, *args, **kw) is None:  # type: ignore[union-attr]
             return self._cpu[1](first, *args, **kw)

@@ -7,6 +7,8 @@ import threading
 
 import torch
 
+from .record import now
+
 KEPT = 1 << 24  # bytes up to which a thread keeps its room
 
 
@@ -22,6 +24,9 @@ _room = _Room()
 def room(size: int) -> tuple[int, torch.Tensor]:
     """The address of `size` bytes that nobody else on this thread uses while the returned tensor is held and no other room is asked
     for; what they hold is undefined."""
+    if now.tape is not None:
+        own = now.tape.room(size)
+        return own.data_ptr(), own
     if size > KEPT:  # straight from the system and back: an allocator that keeps it would fill up with holes
         own = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
         return own.data_ptr(), own

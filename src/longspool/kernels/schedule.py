@@ -19,6 +19,7 @@ from numba.core.ccallback import CFunc
 from torch import Tensor
 
 from .panels import callback, version
+from .record import run
 from .room import room
 from .simd import F, exp2, float_at, fma, get64, invoke, lane, load, mul, one, put, put64, splat, store, take, whole
 from .threads import chunks, pnjit, use_threads
@@ -155,6 +156,7 @@ def plan() -> CFunc:
                     slots += pieces * tokens * job.group if pieces > 1 else 0
             share = cost // (job.workers * PIECES) + 1
         put64(block + JOB + 64, n)
+        put64(job.taken, 0)  # a block may be run again
 
     return callback(1, write)
 
@@ -332,12 +334,13 @@ def attend(
     workers, each, group = chunks(), room_bytes(dim), (len(spans) - 1) * heads // rows
     tasks, partial = (0, 0) if given else space(spans, rows, group, workers)
     sums, scratch = TASK * tasks + 16 * tasks, TASK * tasks + 16 * tasks + 4 * partial * (dim + 24)
-    (at, _held), edges = room(scratch + workers * each), array("q", spans)
+    (at, held), edges = room(scratch + workers * each), array("q", spans)
     plans, runs, count = given or (at, at + TASK * tasks, 0)
     job = (edges.buffer_info()[0], len(spans) - 1, rows, group, workers, plans, runs, at + sums, count, 0)
     block = make_block((q.data_ptr(), out.data_ptr(), lse.data_ptr()), q, scale, softcap, keys, sight, job)
     before, during, after = stages()
     if given:
         before, after = 0, 0
-    launch(*first, before, during, after, block.buffer_info()[0], workers, at + scratch, each)
+    numbers = (*first, before, during, after, block.buffer_info()[0], workers, at + scratch, each)
+    run(launch, numbers, q, out, lse, edges, block, held)
     return out, lse

@@ -24,8 +24,8 @@ from .view import LayerView
 Part = tuple[Tensor, Tensor]
 
 
-Fresh = tuple[Tensor, Tensor, Tensor, Tensor]
-"""k and v [R * n, D] of new tokens in the order of rows, where each row's begin in its row and among these; see append_rows."""
+Fresh = tuple[Tensor, Tensor, Tensor]
+"""k and v [R * n, D] of new tokens in the order of rows, and where each row's begin among these; see attend_rows."""
 
 
 def advance(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
@@ -39,21 +39,19 @@ def advance(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Ste
 
 def write(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> None:
     """Everything enters the recent zone: q [N, H, D], k and v [N, Hkv, D]."""
-    k, v, start, offset = _enter(group, q, k, v, step)
-    pool = group[0].recent.pool
-    append_rows(pool["k"], pool["v"], recent_rows(group).table, start, k, v, offset)
+    k, v, offset = _enter(group, q, k, v, step)
+    pool, rows = group[0].recent.pool, recent_rows(group)
+    append_rows(pool["k"], pool["v"], rows.table, rows.length - offset.diff().to(torch.int32), k, v, offset)
 
 
 def _enter(group: list[LayerMemory], q: Tensor, k: Tensor, v: Tensor, step: Step) -> Fresh:
     """Make room for the new tokens, which are yet to be appended."""
-    start = [m.recent.rows().length for m in group]
     if len(group) == 1:
         group[0].enter(q, step.pos, step.phase)
     else:
         for memory, a, b in zip(group, step.spans, step.spans[1:], strict=False):
             memory.enter(q[a:b], step.pos[a:b], step.phase)
-    first = start[0] if len(start) == 1 else torch.cat(start)
-    return _by_row(k, step), _by_row(v, step), first, _offsets(step.spans, k.shape[1])
+    return _by_row(k, step), _by_row(v, step), _offsets(step.spans, k.shape[1])
 
 
 @functools.lru_cache(maxsize=64)

@@ -22,6 +22,7 @@ class Memory:
     def __init__(self, plan: Plan, pools: Pools, rotates: Sequence[Rotate | None]) -> None:
         self.plan, self.pools, self.rotates = plan, pools, tuple(rotates)
         self.seen = 0
+        self.replay: object = None  # the engine's, to run the next token as it ran the last
         self.notes: dict[str, dict[str, object]] = {}
         self.actions = counters()
         self.layers: list[LayerMemory] = []
@@ -31,6 +32,11 @@ class Memory:
 
     def __getitem__(self, layer: int) -> LayerMemory:
         return self.layers[layer]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it attends on the CPU."""
+        return self.layers[0].device.type == "cpu"
 
     def positions(self, layer: int) -> list[Tensor]:
         """The positions that each KV head of a layer still holds, ascending int64."""

@@ -31,12 +31,21 @@ class Zone:
         """Pages in use, [R]."""
         return -(-self.length // self.pool.page)
 
+    @property
+    def spare(self) -> int:
+        """Tokens that every row can still take in its pages as they are."""
+        return self._slack
+
+    def pages_in_order(self) -> torch.Tensor:
+        """The table as far as it is in use, int32 [R, P]; the same tensor until it changes."""
+        if self._table is None:
+            self._table = torch.from_numpy(np.ascontiguousarray(self.table[:, : int(self.filled.max(initial=0))]))
+        return self._table
+
     def rows(self) -> Rows:
         """The zone as a value."""
         if self._rows is None:
-            if self._table is None:
-                self._table = torch.from_numpy(np.ascontiguousarray(self.table[:, : int(self.filled.max(initial=0))]))
-            self._rows = Rows(self._table, torch.from_numpy(self.length.copy()), self.pool.page)
+            self._rows = Rows(self.pages_in_order(), torch.from_numpy(self.length.copy()), self.pool.page)
         return self._rows
 
     def grow(self, add: np.ndarray | int) -> None:

@@ -32,6 +32,11 @@ class Step:
     def requests(self) -> int:
         return len(self.spans) - 1
 
+    @property
+    def reach(self) -> int:
+        """The longest length known of a single request's sequence."""
+        return max(self.total[0], int(self.pos[-1]) + 1)
+
     def of(self, request: int) -> Step:
         """The part of one request."""
         a, b = self.spans[request], self.spans[request + 1]

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..append_rows.cpu import SMALL, block_of, writer
 from ..append_rows.cpu import run as append
 from ..panels import calls
+from ..record import now
 from ..schedule import STORED, at, attend, dense, whole_numbers
 from ..tiles import STACK, TILE
 
@@ -56,7 +57,7 @@ def run(
     softcap: float = 0.0,
     weight: Tensor | None = None,
     tree: Tensor | None = None,
-    fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    fresh: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     table, length = dense(table), dense(length)
     lo, hi, weight, tree = (None if x is None else dense(x) for x in (lo, hi, weight, tree))
@@ -64,12 +65,13 @@ def run(
     keys = keys_of(kp, vp, table, length)
     if fresh is None:
         return attend(q, spans, table.shape[0], keys, sight, scale, softcap)
-    k, v, start, offset = fresh
+    k, v, offset = dense(fresh[0]), dense(fresh[1]), whole_numbers(fresh[2])
     if k.numel() > SMALL:
-        append(kp, vp, table, start, k, v, offset)
+        append(kp, vp, table, length, k, v, offset, ends=True)
         return attend(q, spans, table.shape[0], keys, sight, scale, softcap)
-    k, v, start, offset = dense(k), dense(v), dense(start), whole_numbers(offset)
-    block = block_of(kp, vp, table, start, k, v, offset, 1)
+    block = block_of(kp, vp, table, length, k, v, offset, 1, True)
+    if now.tape is not None:
+        now.tape.held.append((table, length, k, v, offset, block))
     return attend(q, spans, table.shape[0], keys, sight, scale, softcap, first=(writer(kp.dtype).address, block.buffer_info()[0]))
 
 

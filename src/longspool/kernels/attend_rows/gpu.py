@@ -99,11 +99,11 @@ def run(
     softcap: float = 0.0,
     weight: Tensor | None = None,
     tree: Tensor | None = None,
-    fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    fresh: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     if fresh is not None:
-        k, v, start, offset = fresh
-        append_rows.run(kp, vp, table, start, k, v, offset)
+        k, v, offset = fresh
+        append_rows.run(kp, vp, table, length - offset.diff().to(length), k, v, offset)
     _, dim, page = kp.shape
     rows, pages = table.shape
     form = tiling(q, rows, spans, dim, page, pages * page, kp.dtype == torch.float32)

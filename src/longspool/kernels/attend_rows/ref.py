@@ -88,11 +88,11 @@ def run(
     softcap: float = 0.0,
     weight: Tensor | None = None,
     tree: Tensor | None = None,
-    fresh: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    fresh: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     if fresh is not None:
-        k, v, start, offset = fresh
-        append_rows.run(kp, vp, table, start, k, v, offset)
+        k, v, offset = fresh
+        append_rows.run(kp, vp, table, length - offset.diff().to(length), k, v, offset)
     out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
     for row, b, heads in owners(q, table, spans):
         n, span = int(length[row]), (spans[b], spans[b + 1])

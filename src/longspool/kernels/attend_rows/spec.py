@@ -9,8 +9,7 @@ logit = q.k * scale, then softcap * tanh(logit / softcap) if softcap > 0, then +
 tree bool [N, n]: the last n_b keys below the request's hi (the same for all its tokens; length where hi is None) are the
 step's own tokens, n_b = spans[b+1] - spans[b]; token i sees own token j only if tree[i, j], and every older key.
 A query that sees nothing gets out 0 and lse -inf.
-fresh (k, v, start, offset): tokens to append to the rows first, as append_rows(kp, vp, table, start, k, v, offset) does; `length`
-counts them already.
+fresh (k, v, offset): tokens to append to the rows first, in the form of append_rows; `length` counts them already.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ def samples() -> Iterator[tuple[str, tuple, dict]]:
     for tokens, lengths in ((1, [80, 80, 17, 17]), (130, [200, 200, 130, 130])):
         spans = (0, tokens, 2 * tokens)
         x = case(10, spans, lengths, 6, 64, 16, half)
-        start = torch.tensor(lengths, dtype=torch.int32) - tokens
-        fresh = (noise(11, 4 * tokens, 64), noise(12, 4 * tokens, 64), start, torch.arange(5) * tokens)
+        fresh = (noise(11, 4 * tokens, 64), noise(12, 4 * tokens, 64), torch.arange(5) * tokens)
         yield f"{tokens} fresh", (*x, None, causal(lengths, spans, 4), 0.125), {"fresh": fresh}
     yield "wide", (*case(9, (0, 3), [130], 8, 256, 128, half), None, None, 0.06), {}

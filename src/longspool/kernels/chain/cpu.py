@@ -18,6 +18,7 @@ from ...values import Packed
 from ...values.chain import Add, Chain, Gate, Move, Norm, Product, Turn
 from ..matmul.cpu import prepare, scratch, sweep
 from ..panels import version
+from ..record import run as call
 from ..rms_norm.cpu import norm_row
 from ..room import room
 from ..rope.cpu import tokens as turn
@@ -82,7 +83,8 @@ def play(tape: Tape, given: list[Tensor], angles: Angles, first: int, count: int
         half = angles[0].shape[1]
         cos, sin = angles[0].data_ptr() + 4 * first * half, angles[1].data_ptr() + 4 * first * half
     scratch = space + 4 * count * tape.registers
-    player()(tape.at, len(tape.moves), sources.buffer_info()[0], space, scratch, count, cos, sin, half, chunks())
+    numbers = (tape.at, len(tape.moves), sources.buffer_info()[0], space, scratch, count, cos, sin, half, chunks())
+    call(player(), numbers, tape, sources, given)
 
 
 def views(tape: Tape, space: Tensor, count: int) -> list[Tensor]:

@@ -10,6 +10,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from ..record import run as call
 from ..simd_matmul import floats, longs
 from ..threads import chunks, njit, pnjit, use_threads
 
@@ -32,7 +33,7 @@ def run(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
         held = [t.contiguous() for t in (*outs, *lses)]
         parts = array("q", [t.data_ptr() for t in held])
         merge = few if n * heads * dim * len(outs) < WORTH_THREADS else many
-        merge(parts.buffer_info()[0], len(outs), out.data_ptr(), lse.data_ptr(), n * heads, dim, chunks())
+        call(merge, (parts.buffer_info()[0], len(outs), out.data_ptr(), lse.data_ptr(), n * heads, dim, chunks()), parts, held)
     return out, lse
 
 

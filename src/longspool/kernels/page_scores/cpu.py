@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..append_rows.cpu import SMALL
 from ..panels import callback, version
+from ..record import run as call_
 from ..room import room
 from ..schedule import dense, launch
 from ..simd import BYTES, F32, I64, KIND, V8F, V8I, F, call, const, fold, get64, one, pointer, prefetch, put, read, size, whole
@@ -158,9 +159,9 @@ def run(
     (_, heads, dim), (rows, columns) = q.shape, table.shape
     q, table, length = dense(q), dense(table), dense(length)
     out, cuts = torch.empty(rows, columns), chunks() if rows * columns * dim > SMALL else 1
-    (space, _held), edges = room(4 * cuts * AT_ONCE), array("q", spans)
+    (space, held), edges = room(4 * cuts * AT_ONCE), array("q", spans)
     bounds = (q.data_ptr(), kmin.data_ptr(), kmax.data_ptr(), table.data_ptr(), length.data_ptr(), edges.buffer_info()[0])
     sizes = (rows // (len(spans) - 1), rows, columns, page, (len(spans) - 1) * heads // max(rows, 1), dim)
     block = array("q", (*bounds, *sizes, int(reduce == "sum"), out.data_ptr(), cuts, space))
-    launch(0, 0, 0, scorer(kmin.dtype).address, 0, block.buffer_info()[0], cuts, 0, 1)
+    call_(launch, (0, 0, 0, scorer(kmin.dtype).address, 0, block.buffer_info()[0], cuts, 0, 1), q, table, length, edges, block, held)
     return out

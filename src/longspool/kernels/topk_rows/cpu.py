@@ -7,6 +7,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from ..record import run as call
 from ..simd_matmul import ints
 from ..threads import chunks, njit, pnjit, use_threads
 
@@ -27,7 +28,8 @@ def run(score: Tensor, count: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     most = widest(k.data_ptr(), rows)
     index, n = torch.empty(rows, most, dtype=torch.int32), torch.empty(rows, dtype=torch.int32)
     choose = few if rows * width < WORTH_THREADS else many
-    choose(score.data_ptr(), count.data_ptr(), k.data_ptr(), index.data_ptr(), n.data_ptr(), rows, width, most, chunks())
+    numbers = (score.data_ptr(), count.data_ptr(), k.data_ptr(), index.data_ptr(), n.data_ptr(), rows, width, most, chunks())
+    call(choose, numbers, score, count, k)
     return index, n
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...kernels import page_scores, topk_rows
+from ...kernels import page_scores, pick_pages
 from ...method import Cost, Method, Needs, Paper
 from ...roles import Field, Select, Store, View
 from ...values import Rows, Shape
@@ -33,6 +33,7 @@ class Quest(Method, Select):
         "arXiv:2406.10774",
         "up to 2.23x faster attention, 7.03x lower latency",
     )
+    steady: ClassVar[bool] = True
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
 
     def needs(self) -> Needs:
@@ -65,7 +66,8 @@ class Quest(Method, Select):
             return rows
         rows = rows.split(view.shape.group) if self.per_head else rows
         score = page_scores(q, view.summary("kmin"), view.summary("kmax"), rows.table, rows.length, self.page, view.step.spans)
-        return rows.pages(*topk_rows(score, rows.filled, _as_many(rows.count, count)))
+        picked, tokens = pick_pages(score, rows.table, rows.length, rows.grain, _as_many(rows.count, count))
+        return Rows(picked, tokens, rows.grain)
 
     def cost(self, shape: Shape) -> Cost:
         return Cost(device=4 * shape.head_dim / self.page, moved=4 * shape.head_dim / self.page)
