@@ -23,12 +23,6 @@ def samples() -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, int, Tensor],
     g = torch.Generator().manual_seed(4)
     cases = (([160, 160, 160], 16, 3), ([1, 170, 333, 0], 16, 9), ([4096] * 6, 64, 20), ([70, 7000], 32, 64), ([], 16, 2))
     for lengths, page, most in cases:
-        ([160, 160, 160], 16, 3),
-        ([1, 170, 333, 0], 16, 9),
-        ([4096] * 6, 64, 20),
-        ([70, 7000], 32, 64),
-        ([], 16, 2),
-    ):
         table, length, _ = place(len(lengths), lengths, page)
         score = torch.randn(table.shape, generator=g)
         k = torch.randint(0, most + 1, (len(lengths),), generator=g, dtype=torch.int32)
