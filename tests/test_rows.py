@@ -21,7 +21,8 @@ def test_picked_pages_hold_the_tokens_of_those_pages(seed: int) -> None:
     pick = torch.full((count, max(max(map(len, picks)), 1)), -1, dtype=torch.int32)
     for r, p in enumerate(picks):
         pick[r, : len(p)] = p
-    chosen = rows.pages(pick, torch.tensor([len(p) for p in picks], dtype=torch.int32))
+    chosen = rows.pages(pick)
+    assert chosen.length.dtype == torch.int32 and chosen.table.dtype == torch.int32
     for r, p in enumerate(picks):
         ordinals = torch.div(torch.arange(int(length[r])), grain, rounding_mode="floor")
         assert torch.equal(chosen.slots(r), rows.slots(r)[torch.isin(ordinals, p)])

@@ -10,9 +10,11 @@ from torch import Tensor
 from transformers import Gemma2Config, LlamaConfig, Qwen3Config
 
 from longspool.errors import ModelError
+from longspool.kernels import chain
 from longspool.model.build import build
 from longspool.model.config import Config
 from longspool.model.layers import Apart, Linear, Norm
+from longspool.values.chain import Chain
 from longspool.values.packed import Packed
 
 IDS = torch.randint(1, 101, (40,), generator=torch.Generator().manual_seed(1))
@@ -58,7 +60,8 @@ def test_stack(forms: tuple[int, ...], products: int) -> None:
     stack, x = Linear.stack(parts), weight(5, 64, 9)
     assert stack.rows == sum(rows)
     assert (len(stack.parts) if isinstance(stack, Apart) else 1) == products
-    torch.testing.assert_close(stack(x), torch.cat([part(x) for part in parts], -1), atol=1e-5, rtol=0)
+    chained = Chain((64, stack.rows), (0,), (1,), tuple(stack.moves(0, 1)))
+    torch.testing.assert_close(chain(x, chained, [], None)[0], torch.cat([part(x) for part in parts], -1), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (7, 64), (3, 5)])

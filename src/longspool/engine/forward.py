@@ -131,9 +131,10 @@ def _place(groups: list[Group]) -> None:
 
 
 def _attended(layer: int, block: Block, x: Tensor, heads: Tensor, groups: list[Group], angles: Angles) -> tuple[Tensor | None, list[bool]]:
-    """Write and attend: what attention gives [N, H, D], or None where all skip; and who skips. They only write their keys and values.
+    """Write and attend: what attention gives [N, H, D], undefined for groups that skip and None for a single one; and who skips: they
+    only write their keys and values.
 
-    heads [N, (H + 2 Hkv) D] are rotated, but where some group's positions are the business of a method.
+    heads [N, (H + 2 Hkv) D] are rotated, but not where some group keeps its keys bare.
     """
     given = heads.view(x.shape[0], *block.heads).split_with_sizes(block.parts, 1)
     turned = _turned(block, given, angles) if _bare(layer, groups) else given

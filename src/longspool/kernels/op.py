@@ -67,6 +67,8 @@ class Op:
         if self._cpu is not None and lead.is_cpu and self._cpu[0](first, *args, **kw) is None:  # type: ignore[union-attr]
             return self._cpu[1](first, *args, **kw)
         kind = forced() or ("cpu" if lead.is_cpu else "gpu")  # type: ignore[union-attr]
+        if kind == "cpu" and not lead.is_cpu:  # type: ignore[union-attr]
+            return self._plain(f"cpu: the tensors are on {lead.device}", first, *args, **kw)  # type: ignore[union-attr]
         module = _module(self.name, kind)
         if isinstance(module, str):
             return self._plain(f"{kind}: {module}", first, *args, **kw)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 
 import torch
@@ -27,8 +26,8 @@ def room(size: int) -> tuple[int, torch.Tensor]:
     if now.tape is not None:
         own = now.tape.room(size)
         return own.data_ptr(), own
-    if size > KEPT:  # straight from the system and back: an allocator that keeps it would fill up with holes
-        own = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    if size > KEPT:
+        own = torch.empty(size, dtype=torch.uint8)
         return own.data_ptr(), own
     if size > _room.size:
         _room.bytes = torch.empty(size, dtype=torch.uint8)

@@ -22,8 +22,8 @@ from .panels import callback, version
 from .record import run
 from .room import room
 from .simd import F, exp2, float_at, fma, get64, invoke, lane, load, mul, one, put, put64, splat, store, take, whole
-from .threads import chunks, pnjit, use_threads
-from .tiles import LOG2E, STACK, Keys, Queries, Sight, Stack, absorb, close_stack, helper, open_stack, room_at, room_bytes, settle
+from .threads import chunks, helper, pnjit, use_threads
+from .tiles import LOG2E, STACK, Keys, Queries, Sight, Stack, absorb, close_stack, open_stack, room_at, room_bytes, settle
 
 PIECES = 8  # per thread, so that the last ones to finish wait little
 SHORTEST = 256  # keys a piece must have

@@ -38,6 +38,11 @@ def njit(function: F) -> F:
     return numba.njit(cache=True, nogil=True, fastmath=False, error_model="numpy")(function)
 
 
+# Compiled within what calls it and nowhere else: without the wrappers and the file of its own that `njit` would make. Whoever calls one
+# of another file captures that file's `panels.version`, since Numba's cache looks at the caller's own file alone.
+helper = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
 def pnjit(function: F) -> F:
     """The same with `prange` over chunks of work."""
     return numba.njit(cache=True, nogil=True, parallel=True, fastmath=False, error_model="numpy")(function)

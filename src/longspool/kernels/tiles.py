@@ -10,7 +10,6 @@ from __future__ import annotations
 from math import inf, log
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from .simd import (
@@ -38,6 +37,7 @@ from .simd import (
     total,
     whole,
 )
+from .threads import helper
 
 TILE = 256  # keys at a time, a multiple of every page
 STACK = 96  # query rows at a time
@@ -45,10 +45,6 @@ GROUP = 12  # query rows whose logits stay in the first cache
 DIRECT = 12  # query rows, at most GROUP, for which unpacking would cost more than it saves
 AHEAD = 64  # keys to fetch before they are needed
 LN2, LOG2E = log(2), 1 / log(2)
-
-
-# Compiled within what calls it and nowhere else: without the wrappers and the file of its own that `njit` would make.
-helper = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 class Queries(NamedTuple):

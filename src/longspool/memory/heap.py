@@ -18,7 +18,8 @@ def give_back_large_blocks() -> bool:
     Left alone, it raises that bound to 32 MB with the first large block that is freed, and the activations of a long prompt, whose
     sizes vary from layer to layer, then leave a heap full of holes: 100 to 300 MB that nobody uses. A user's own setting stands.
     """
-    if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
+    given = any(os.environ.get(f"MALLOC_{name}_THRESHOLD_") for name in ("MMAP", "TRIM"))
+    if not sys.platform.startswith("linux") or given or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_MMAP, LARGE)) and bool(mallopt(_TRIM, 2 * LARGE))

@@ -76,6 +76,7 @@ class LayerView:
         return self._own.keys()
 
     def summary(self, name: str) -> Tensor:
+        """A field that this layer's Select keeps of every settled page."""
         return self.memories[0].summaries[name]
 
     def note(self, method: Method) -> dict[str, object]:

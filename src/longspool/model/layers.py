@@ -73,9 +73,6 @@ class Apart(Linear):
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x) for part in self.parts], -1)
-
     def moves(self, source: int, to: int) -> list[chains.Product]:
         """One for each part."""
         moves = [move for part in self.parts for move in part.moves(source, to)]
@@ -103,7 +100,8 @@ class Norm:
         self.floor = (size * eps) ** 0.5
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[N, S] -> [N, S]."""
+        """[N, S] -> [N, S], for one segment."""
+        assert len(self.gain) == 1, "a norm of several segments is a move of a chain"
         y: Tensor = rms_norm(x, self.gain[0], self.floor)
         return y
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -75,10 +74,11 @@ class Chain:
     given: tuple[int, ...]
     wanted: tuple[int, ...]
     moves: tuple[Move, ...]
-    compiled: dict[str, Any] = field(default_factory=dict, repr=False)
+    compiled: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
     def then(self, other: Chain) -> Chain:
         """This chain and then another over the same registers, as one; it gives what the other one does."""
+        assert self.widths == other.widths, f"registers of {self.widths} and {other.widths} don't fit together"
         return Chain(self.widths, self.given, other.wanted, self.moves + other.moves)
 
     def dying(self) -> Iterator[tuple[int, ...]]:

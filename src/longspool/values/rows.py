@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,11 +36,6 @@ class Rows:
         return torch.div(self.length + self.grain - 1, self.grain, rounding_mode="floor")
 
     @functools.cached_property
-    def whole(self) -> bool:
-        """Whether every row's last page is full."""
-        return not (self.length.numpy() % self.grain).any()
-
-    @functools.cached_property
     def total(self) -> int:
         """Tokens of all rows."""
         return int(self.length.numpy().sum())
@@ -56,23 +50,12 @@ class Rows:
         """Rows lo to hi."""
         return Rows(self.table[lo:hi], self.length[lo:hi], self.grain)
 
-    def pages(self, pick: Tensor, count: Tensor) -> Rows:
-        """Keep the page ordinals pick int32 [R, K] (ascending; the first count[r] are valid, -1 after them)."""
-        index, n = _array(pick), _array(count)
-        high, wide = index.shape
-        if wide and self.whole and index[:, -1].min() >= 0:
-            table = self.table.numpy().ravel().take(index + _ordinals(high, self.table.shape[1]))
-            picked = Rows(torch.from_numpy(table), _alike(high, wide * self.grain), self.grain)
-            picked.__dict__["total"] = table.size * self.grain  # known without looking
-            return picked
-        rows, filled = _ordinals(high, 1)[:, 0], self.filled.numpy()
-        table = self.table.numpy()[rows[:, None], index]  # an index of -1 reads some page, and is undone below
-        table[index < 0] = -1
-        length = n * np.int32(self.grain)
-        if index.shape[1]:
-            ragged = (n > 0) & (index[rows, n - 1] == filled - 1)
-            length -= np.where(ragged, filled * self.grain - self.length.numpy(), 0).astype(np.int32)
-        return Rows(torch.from_numpy(table), torch.from_numpy(length), self.grain)
+    def pages(self, pick: Tensor) -> Rows:
+        """Keep the page ordinals pick int32 [R, K] on the CPU, ascending, -1 past the end of each row."""
+        valid, at = pick >= 0, pick.clamp_min(0).long()
+        tokens = torch.where(valid, (self.length[:, None] - at * self.grain).clamp(max=self.grain), 0)
+        table = self.table.gather(1, at) if self.table.shape[1] else self.table.new_full(at.shape, -1)
+        return Rows(torch.where(valid, table, -1), tokens.sum(1, dtype=torch.int32), self.grain)
 
     @staticmethod
     def stack(rows: list[Rows]) -> Rows:
@@ -86,19 +69,3 @@ class Rows:
     def split(self, group: int) -> Rows:
         """Each row repeated for every query head of its group, so that a selection may differ between them."""
         return Rows(self.table.repeat_interleave(group, 0), self.length.repeat_interleave(group), self.grain)
-
-
-@functools.lru_cache(maxsize=64)
-def _ordinals(count: int, step: int) -> np.ndarray:
-    """Where each row begins among rows of `step` entries, int32 [count, 1]."""
-    return np.arange(0, count * step, step, dtype=np.int32)[:, None]
-
-
-@functools.lru_cache(maxsize=64)
-def _alike(count: int, length: int) -> Tensor:
-    return torch.full((count,), length, dtype=torch.int32)
-
-
-def _array(x: Tensor) -> np.ndarray:
-    """What a kernel chose on another device comes to where the tables are."""
-    return (x if x.is_cpu else x.cpu()).numpy()

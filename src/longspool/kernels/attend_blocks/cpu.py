@@ -16,7 +16,8 @@ from ..attend_rows.cpu import keys_of
 from ..panels import callback, version
 from ..schedule import TASK, at, attend, dense, launch, put_task
 from ..simd import get64, put64, whole
-from ..tiles import STACK, helper
+from ..threads import helper
+from ..tiles import STACK
 
 
 def can(

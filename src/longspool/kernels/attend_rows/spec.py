@@ -77,4 +77,8 @@ def samples() -> Iterator[tuple[str, tuple, dict]]:
         x = case(10, spans, lengths, 6, 64, 16, half)
         fresh = (noise(11, 4 * tokens, 64), noise(12, 4 * tokens, 64), torch.arange(5) * tokens)
         yield f"{tokens} fresh", (*x, None, causal(lengths, spans, 4), 0.125), {"fresh": fresh}
+    spans, lengths = (0, 5, 9), [70, 70, 21, 21]
+    ends = torch.tensor([70] * 5 + [21] * 4, dtype=torch.int32)
+    fresh = (noise(13, 18, 64), noise(14, 18, 64), torch.tensor([0, 5, 10, 14, 18]))
+    yield "fresh tree", (*case(13, spans, lengths, 6, 64, 16, half), None, ends, 0.125), {"tree": ancestors(spans), "fresh": fresh}
     yield "wide", (*case(9, (0, 3), [130], 8, 256, 128, half), None, None, 0.06), {}

@@ -24,8 +24,8 @@ from ..room import room
 from ..rope.cpu import tokens as turn
 from ..simd import F, add, div, exp2, float_at, fma, get64, larger, load, mul, smaller, splat, store, tanh
 from ..simd_matmul import BITS, floats, panel_address
-from ..threads import chunks, pnjit, use_threads
-from ..tiles import LOG2E, helper
+from ..threads import chunks, helper, pnjit, use_threads
+from ..tiles import LOG2E
 from .walk import Angles, walk
 
 FEW = 48  # tokens whose registers may stay in memory as long as the results do
@@ -49,17 +49,19 @@ class Tape(NamedTuple):
 
 
 def can(x: Tensor, chain: Chain, rest: list[Tensor], angles: Angles) -> str | None:
-    return None if x.dtype == torch.float32 else f"the tokens are {x.dtype}, not float32"
+    for t in (x, *rest, *(angles or ())):
+        if t.dtype != torch.float32:
+            return f"something is {t.dtype}, not float32"
+    return None
 
 
 def run(x: Tensor, chain: Chain, rest: list[Tensor], angles: Angles) -> list[Tensor]:
-    tape = chain.compiled.get("cpu")
+    tape, n = tape_of(chain), x.shape[0]
     if tape is None:
-        tape = chain.compiled["cpu"] = compiled(chain) or False
-    if tape is False:
         return walk(x, chain, rest, angles)
-    n = x.shape[0]
     given = [value.contiguous() for value in (x, *rest)]
+    if angles is not None:
+        angles = angles[0].contiguous(), angles[1].contiguous()
     if 0 < n <= FEW:
         space = torch.empty(n * tape.floats)
         play(tape, given, angles, 0, n, space.data_ptr())
@@ -92,10 +94,22 @@ def views(tape: Tape, space: Tensor, count: int) -> list[Tensor]:
     return [space.as_strided((count, width), (width, 1), count * start) for start, width in tape.wanted]
 
 
+def tape_of(chain: Chain) -> Tape | None:
+    """The chain's numbers, made once."""
+    if "cpu" not in chain.compiled:
+        chain.compiled["cpu"] = compiled(chain)
+    tape = chain.compiled["cpu"]
+    assert tape is None or isinstance(tape, Tape)
+    return tape
+
+
 def compiled(chain: Chain) -> Tape | None:
-    """None where a matrix is not packed."""
+    """None where a matrix is not packed, or a vector not plain floats."""
     weights = [move.weight for move in chain.moves if isinstance(move, Product)]
     if not all(isinstance(w, Packed) and w.kind in BITS and w.address[0] for w in weights):
+        return None
+    vectors = [move.bias if isinstance(move, Product) else move.gain for move in chain.moves if isinstance(move, Product | Norm)]
+    if not all(v is None or (v.dtype == torch.float32 and v.is_contiguous() and v.is_cpu) for v in vectors):
         return None
     starts = (0, *accumulate(chain.widths))
     copies = [[COPY, i, 0, starts[r], chain.widths[r], *[0] * (LINE - 5)] for i, r in enumerate(chain.given)]
@@ -134,7 +148,7 @@ def bent(x, act):  # type: ignore[no-untyped-def]
         cubic = fma(mul(x, x), splat(np.float32(0.044715 * STEEP)), splat(np.float32(STEEP)))
         half = mul(x, splat(np.float32(0.5)))
         return fma(half, tanh(mul(x, cubic)), half)
-    return larger(x, splat(np.float32(0)))
+    return larger(splat(np.float32(0)), x)  # a NaN stays one
 
 
 @helper
@@ -146,7 +160,7 @@ def bent_one(x, act):  # type: ignore[no-untyped-def]
         return np.float32(0.5 * x * (1 + erf(x / sqrt(2))))
     if act == GELU_TANH:
         return np.float32(0.5 * x * (1 + np.tanh(STEEP * (x + 0.044715 * x * x * x))))
-    return max(x, np.float32(0))
+    return np.float32(0) if x < 0 else x
 
 
 @helper

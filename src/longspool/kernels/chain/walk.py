@@ -58,8 +58,7 @@ def _made(move: Move, held: dict[int, Tensor], own: bool, width: int, angles: An
         case Norm(source, to, gain, floor):
             x = held[source]
             if len(gain) == 1 and gain.shape[1] == width:
-                y = rms_norm(x, gain[0], floor)
-                return y
+                return rms_norm(x, gain[0], floor)  # type: ignore[no-any-return]
             return _put(held, to, own, width, 0, _segments(x[:, : gain.numel()].unflatten(1, gain.shape), gain, floor).flatten(1))
         case Add(source, to):
             return held[to].add_(held[source]) if own else held[to] + held[source]

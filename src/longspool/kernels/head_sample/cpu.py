@@ -7,6 +7,8 @@ that spares all but a few tokens the logarithms.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from ...values import Packed
 from ..matmul.cpu import prepare, scratch
+from ..panels import version
 from ..room import room
 from ..simd import F, add, exp2, highest, larger, load, mul, splat, store, sub, tanh, total
 from ..simd_matmul import BITS, call, floats, longs, panel_address
@@ -45,7 +48,7 @@ def run(
     if batch:
         space, _held = room(4 * scratch(batch, cols))
         matrix = (head.rows, panel_address(head.kind), BITS[head.kind], *head.address)
-        kernel(h.data_ptr(), space, batch, cols, *matrix, *draw, chunks())
+        kernel()(h.data_ptr(), space, batch, cols, *matrix, *draw, chunks())
     return token, logprob
 
 
@@ -137,26 +140,33 @@ def part(space, batch, cols, rows, panel, bits, codes, scale, low, temperature, 
                 judge(z, share, words, 32 * p, n, top, noisy, best[t])
 
 
-@pnjit
-def kernel(h, space, batch, cols, rows, panel, bits, codes, scale, low, temperature, seed, offset, cap, token, logprob, pieces):  # type: ignore[no-untyped-def]
+@cache
+def kernel() -> Callable[..., None]:
     """Everything by address."""
-    use_threads(pieces)
-    panels, tiles = (rows + 31) // 32, (batch + 5) // 6
-    prepare(h, space, batch, cols, bits, 0, tiles)
-    best = np.zeros((pieces, batch, 5))
-    best[:, :, :3] = -np.inf
-    for c in prange(pieces):
-        lo, hi = panels * c // pieces, panels * (c + 1) // pieces
-        part(space, batch, cols, rows, panel, bits, codes, scale, low, temperature, seed, offset, cap, best[c], lo, hi)
-    tokens, logprobs = longs(token), floats(logprob)
-    for t in range(batch):
-        top = best[:, t, 2].max()
-        whole = 0.0
-        winner = 0
-        for c in range(pieces):
-            if best[c, t, 3] > 0:
-                whole += best[c, t, 3] * math.exp(best[c, t, 2] - top)
-            if best[c, t, 0] > best[winner, t, 0]:
-                winner = c
-        tokens[t] = np.int64(best[winner, t, 4])
-        logprobs[t] = best[winner, t, 1] - top - math.log(whole)
+    sources = version("matmul/cpu", "simd_matmul")
+
+    def draw(  # type: ignore[no-untyped-def]
+        h, space, batch, cols, rows, panel, bits, codes, scale, low, temperature, seed, offset, cap, token, logprob, pieces
+    ):
+        use_threads(pieces if sources else 1)
+        panels, tiles = (rows + 31) // 32, (batch + 5) // 6
+        prepare(h, space, batch, cols, bits, 0, tiles)
+        best = np.zeros((pieces, batch, 5))
+        best[:, :, :3] = -np.inf
+        for c in prange(pieces):
+            lo, hi = panels * c // pieces, panels * (c + 1) // pieces
+            part(space, batch, cols, rows, panel, bits, codes, scale, low, temperature, seed, offset, cap, best[c], lo, hi)
+        tokens, logprobs = longs(token), floats(logprob)
+        for t in range(batch):
+            top = best[:, t, 2].max()
+            whole = 0.0
+            winner = 0
+            for c in range(pieces):
+                if best[c, t, 3] > 0:
+                    whole += best[c, t, 3] * math.exp(best[c, t, 2] - top)
+                if best[c, t, 0] > best[winner, t, 0]:
+                    winner = c
+            tokens[t] = np.int64(best[winner, t, 4])
+            logprobs[t] = best[winner, t, 1] - top - math.log(whole)
+
+    return pnjit(draw)

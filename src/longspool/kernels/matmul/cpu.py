@@ -14,7 +14,7 @@ from torch import Tensor
 from ...values import Packed
 from ..room import room
 from ..simd_matmul import BITS, call, floats, panel_address
-from ..threads import chunks, njit, pnjit, use_threads
+from ..threads import chunks, helper, pnjit, use_threads
 
 TILE = 6
 # Activations of one sweep over the matrix, in floats: they are read again for every panel and must stay in the cache.
@@ -52,13 +52,13 @@ def scratch(tokens: int, cols: int) -> int:
     return tokens * (cols + cols // 32)
 
 
-@njit
+@helper
 def tile(tokens, tiles, i):  # type: ignore[no-untyped-def]
     """First token of tile i; tiles differ by at most one token."""
     return tokens * i // tiles
 
 
-@njit
+@helper
 def turn8(x, n, cols, xt, sums):  # type: ignore[no-untyped-def]
     """n tokens x [n, cols] to xt [cols, n], and each group's sum to sums [G, n]."""
     for c in range(cols):
@@ -72,7 +72,7 @@ def turn8(x, n, cols, xt, sums):  # type: ignore[no-untyped-def]
             sums[g * n + t] = total
 
 
-@njit
+@helper
 def turn4(x, n, cols, xt, sums):  # type: ignore[no-untyped-def]
     """The same with the columns in the order of the 4-bit codes, divided by the power of 16 that the code comes with."""
     for g in range(cols // 32):
@@ -88,7 +88,7 @@ def turn4(x, n, cols, xt, sums):  # type: ignore[no-untyped-def]
             sums[g * n + t] = total
 
 
-@njit
+@helper
 def prepare(x, space, tokens, cols, bits, lo, hi):  # type: ignore[no-untyped-def]
     """Tiles lo to hi of the activations, turned."""
     sums = space + 4 * tokens * cols
@@ -103,7 +103,7 @@ def prepare(x, space, tokens, cols, bits, lo, hi):  # type: ignore[no-untyped-de
             turn8(from_, n, cols, to, totals)
 
 
-@njit
+@helper
 def sweep(out, stride, space, tokens, cols, rows, panel, bits, codes, scale, low, lo, hi):  # type: ignore[no-untyped-def]
     """Panels lo to hi for all tokens, tile by tile; `stride` floats from token to token of out."""
     sums = space + 4 * tokens * cols

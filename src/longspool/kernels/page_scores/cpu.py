@@ -24,8 +24,7 @@ from ..record import run as call_
 from ..room import room
 from ..schedule import dense, launch
 from ..simd import BYTES, F32, I64, KIND, V8F, V8I, F, call, const, fold, get64, one, pointer, prefetch, put, read, size, whole
-from ..threads import chunks
-from ..tiles import helper
+from ..threads import chunks, helper
 
 AT_ONCE = 4  # query heads
 AHEAD = 12  # pages whose bounds are fetched before they are needed

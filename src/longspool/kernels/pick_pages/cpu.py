@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from numba import prange
 from torch import Tensor
 
+from ..panels import version
 from ..record import run as call
 from ..room import room
 from ..simd_matmul import ints
-from ..threads import chunks, njit, pnjit, use_threads
+from ..threads import chunks, helper, pnjit, use_threads
 from ..topk_rows.cpu import WORTH_THREADS, some, widest
 
 
@@ -27,13 +31,14 @@ def run(score: Tensor, table: Tensor, length: Tensor, page: int, k: Tensor) -> t
     most = widest(k.data_ptr(), rows)
     picked, tokens = torch.empty(rows, most, dtype=torch.int32), torch.empty(rows, dtype=torch.int32)
     at, held = room(8 * rows)
+    pieces = 1 if rows * width < WORTH_THREADS else chunks()
     given = (score.data_ptr(), table.data_ptr(), length.data_ptr(), k.data_ptr())
-    numbers = (*given, picked.data_ptr(), tokens.data_ptr(), at, rows, width, most, page, chunks())
-    call(few if rows * width < WORTH_THREADS else many, numbers, score, table, length, k, held)
+    numbers = (*given, picked.data_ptr(), tokens.data_ptr(), at, rows, width, most, page, pieces)
+    call(picker(), numbers, score, table, length, k, held)
     return picked, tokens
 
 
-@njit
+@helper
 def part(score, table, length, k, picked, tokens, space, rows, width, most, page, lo, hi):  # type: ignore[no-untyped-def]
     """Rows lo to hi."""
     have, taken, lengths, sums = ints(space), ints(space + 4 * rows), ints(length), ints(tokens)
@@ -49,13 +54,17 @@ def part(score, table, length, k, picked, tokens, space, rows, width, most, page
         sums[r] = total
 
 
-@njit
-def few(score, table, length, k, picked, tokens, space, rows, width, most, page, pieces):  # type: ignore[no-untyped-def]
-    part(score, table, length, k, picked, tokens, space, rows, width, most, page, 0, rows)
+@cache
+def picker() -> Callable[..., None]:
+    """Everything by address."""
+    sources = version("topk_rows/cpu")
 
+    def pick(score, table, length, k, picked, tokens, space, rows, width, most, page, pieces):  # type: ignore[no-untyped-def]
+        if pieces == 1:
+            part(score, table, length, k, picked, tokens, space, rows, width, most, page, 0, rows)
+            return
+        use_threads(pieces if sources else 1)
+        for c in prange(pieces):
+            part(score, table, length, k, picked, tokens, space, rows, width, most, page, rows * c // pieces, rows * (c + 1) // pieces)
 
-@pnjit
-def many(score, table, length, k, picked, tokens, space, rows, width, most, page, pieces):  # type: ignore[no-untyped-def]
-    use_threads(pieces)
-    for c in prange(pieces):
-        part(score, table, length, k, picked, tokens, space, rows, width, most, page, rows * c // pieces, rows * (c + 1) // pieces)
+    return pnjit(pick)

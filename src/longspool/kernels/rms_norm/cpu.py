@@ -8,7 +8,7 @@ from numba import prange
 from torch import Tensor
 
 from ..simd_matmul import floats
-from ..threads import chunks, njit, pnjit, use_threads
+from ..threads import chunks, helper, njit, pnjit, use_threads
 
 SMALL = 1 << 15  # values that one thread norms sooner than two can be woken
 
@@ -25,7 +25,7 @@ def run(x: Tensor, gain: Tensor, floor: float) -> Tensor:
     return out
 
 
-@njit
+@helper
 def norm_row(x, gain, floor, out, width):  # type: ignore[no-untyped-def]
     """One row by addresses; out may be x."""
     x, gain, out = floats(x), floats(gain), floats(out)

@@ -7,7 +7,7 @@ from numba import prange
 from torch import Tensor
 
 from ..simd_matmul import floats
-from ..threads import chunks, njit, pnjit, use_threads
+from ..threads import chunks, helper, njit, pnjit, use_threads
 
 # Fewer numbers than this are turned before a second thread is awake.
 WORTH_THREADS = 1 << 15
@@ -34,7 +34,7 @@ def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-@njit
+@helper
 def tokens(x, cos, sin, out, heads, dim, r, a, b, lo, hi):  # type: ignore[no-untyped-def]
     """Tokens lo to hi; a and b are the strides of x from token to token and from head to head. out may be x."""
     for n in range(lo, hi):

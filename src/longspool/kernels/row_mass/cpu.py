@@ -15,7 +15,7 @@ from ..attend_rows.cpu import keys_of, problem
 from ..panels import callback, version
 from ..schedule import STORED, at, dense, job_of, launch, make_block, numbers
 from ..simd import F, add, exp2, get64, load, one, splat, store, sub, take, whole
-from ..threads import chunks
+from ..threads import chunks, helper
 from ..tiles import (
     GROUP,
     LOG2E,
@@ -24,7 +24,6 @@ from ..tiles import (
     Stack,
     bend,
     extent,
-    helper,
     hide,
     open_stack,
     room_at,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..record import run as call
 from ..simd_matmul import ints
-from ..threads import chunks, njit, pnjit, use_threads
+from ..threads import chunks, helper, njit, pnjit, use_threads
 
 WORTH_THREADS = 1 << 15
 
@@ -41,7 +41,7 @@ def widest(k, rows):  # type: ignore[no-untyped-def]
     return most
 
 
-@njit
+@helper
 def order(bits):  # type: ignore[no-untyped-def]
     """A float's bits as an unsigned integer that sorts alike; -0 becomes 0."""
     bits = np.uint32(bits)
@@ -50,7 +50,7 @@ def order(bits):  # type: ignore[no-untyped-def]
     return ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
 
 
-@njit
+@helper
 def threshold(keys, count, k, bins):  # type: ignore[no-untyped-def]
     """The k-th highest of the keys, and how many of its equals are taken: 11, 11 and 10 bits at a time, from the top."""
     prefix, mask, left = np.uint32(0), np.uint32(0), k
@@ -69,7 +69,7 @@ def threshold(keys, count, k, bins):  # type: ignore[no-untyped-def]
     return prefix, left
 
 
-@njit
+@helper
 def some(score, count, k, index, n, width, most, lo, hi):  # type: ignore[no-untyped-def]
     """Rows lo to hi."""
     keys, bins = np.empty(width, np.uint32), np.empty(2048, np.int32)
