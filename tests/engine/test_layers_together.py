@@ -42,29 +42,49 @@ def plan(of: Model, *methods: Method | Item | str) -> Plan:
     return resolve(tuple(items), of.shape, torch.float32)
 
 
-class Plain:
-    """Keys and values of every layer as attention sees them; after a step the old ones of a group become what its codec makes of them."""
+FACTORS = {"short_factor": [1 + 0.1 * i for i in range(8)], "long_factor": [1 + 1.5 * i for i in range(8)]}
+SCALED: dict[str, dict[str, object]] = {
+    "dynamic": {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    "longrope": {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 64, **FACTORS}},
+    "longrope, long from the 21st new token": {
+        "rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": N + 20, **FACTORS}
+    },
+}
+"""Rotary embeddings that turn otherwise when a text gets longer. Only the second changes no more after the prompt."""
 
-    def __init__(self, of: Model, groups: Sequence[Sequence[int]], keep: float, window: int = RECENT) -> None:
-        self.model, self.groups, self.keep, self.window = of, groups, keep, window
+
+@functools.cache
+def scaled(kind: str) -> Model:
+    return tiny(**FIVE, **SCALED[kind])
+
+
+class Plain:
+    """Keys and values of every layer as attention sees them; after a step the old ones of a group become what its codec makes of them.
+    Bare keys are kept without rotation and all turned anew in each step."""
+
+    def __init__(self, of: Model, groups: Sequence[Sequence[int]], keep: float, window: int = RECENT, bare: bool = False) -> None:
+        self.model, self.groups, self.keep, self.window, self.bare = of, groups, keep, window, bare
         self.k: list[Tensor] = [torch.zeros(0)] * of.shape.layers
         self.v: list[Tensor] = [torch.zeros(0)] * of.shape.layers
         self.settled = {tuple(g): 0 for g in groups}
 
     @torch.no_grad()
-    def feed(self, ids: Sequence[int]) -> Tensor:
+    def feed(self, ids: Sequence[int], total: int = 0) -> Tensor:
         s, before = self.model.shape, len(self.k[0])
-        x, pos = self.model.embed(torch.tensor(ids)), torch.arange(before, before + len(ids))
+        x, pos = self.model.embed(torch.tensor(ids)), torch.arange(before + len(ids))
+        total = max(total, len(pos))
         for layer, block in enumerate(self.model.blocks):
             q, k, v = block.qkv(x)
-            if block.rope is not None:
-                angles = block.rope.angles(pos, before + len(ids))
-                q, k = rotate(q, *angles), rotate(k, *angles)
+            assert block.rope is not None
+            angles = block.rope.angles(pos, total)
+            fresh = [part[before:] for part in angles]
+            q, k = rotate(q, *fresh), k if self.bare else rotate(k, *fresh)
             self.k[layer], self.v[layer] = torch.cat([self.k[layer], k.double()]), torch.cat([self.v[layer], v.double()])
+            keys = rotate(self.k[layer], *angles) if self.bare else self.k[layer]
             seen = causal(before + len(ids), s.windows[layer])[before:]
             out = []
             for h in range(s.heads):
-                logits = q[:, h].double() @ self.k[layer][:, h // s.group].T * s.scale
+                logits = q[:, h].double() @ keys[:, h // s.group].T * s.scale
                 logits = torch.tanh(logits / s.softcap) * s.softcap if s.softcap else logits
                 out.append(logits.masked_fill(~seen, -torch.inf).softmax(-1) @ self.v[layer][:, h // s.group])
             x = block.finish(x, torch.stack(out, 1).float())
@@ -84,7 +104,7 @@ class Plain:
                 kept[layer][first:end] = mean + self.keep * (kept[layer][first:end] - mean)
 
     def run(self, ids: Sequence[int], prefill: int, chunk: int = 1 << 20) -> Tensor:
-        out = [self.feed(ids[first : min(first + chunk, prefill)]) for first in range(0, prefill, chunk)]
+        out = [self.feed(ids[first : min(first + chunk, prefill)], prefill) for first in range(0, prefill, chunk)]
         return torch.cat(out + [self.feed([token]) for token in ids[prefill:]])
 
 
@@ -191,6 +211,38 @@ def test_keys_may_be_stored_before_rotation(chunk: int) -> None:
     turned = rig.read(plan(rig.model, MEAN), IDS[:N])
     assert float((memory[0].read_settled()[0][0][:64] - turned[0].read_settled()[0][0][:64]).abs().max()) > 0.1
     memory.check()
+
+
+@pytest.mark.parametrize("chunk", [N, 50])
+@pytest.mark.parametrize("keep", [0.5, 1.0])
+@pytest.mark.parametrize("kind", SCALED)
+def test_bare_keys_turn_by_the_length_of_the_text(kind: str, keep: float, chunk: int) -> None:
+    """Where the angles depend on a text's length, queries, settled and recent keys of a step turn by the same length, the step's total.
+
+    A prompt gives what rotated keys give. So does the answer unless the angles change with its length: then dense attention goes on with
+    older keys as they were rotated on entry, and bare ones all turn anew with every token.
+    """
+    of, groups = scaled(kind), [(0, 1), (2, 3)]
+    logits, memory = Rig(of).run(Job(plan(of, LayerMean(2, keep, RECENT, bare=True)), IDS, N, chunk))
+    near(logits, Plain(of, groups, keep, bare=True).run(IDS, N, chunk))
+    turned = Plain(of, groups, keep).run(IDS, N, chunk)
+    near(logits[:N], turned[:N])
+    if keep == 1:
+        near(logits[:N], dense(of, IDS[:N]))
+    if kind == "longrope":
+        near(logits, turned)
+    else:
+        assert float((logits - turned)[N:].abs().max()) > 0.1
+    memory.check()
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_bare_keys_of_requests_in_one_step_turn_by_their_own_lengths(kind: str) -> None:
+    of = scaled(kind)
+    made = plan(of, LayerMean(2, window=RECENT, bare=True))
+    jobs = [Job(made, IDS, N, 64), Job(made, words(150, 4), 40, 30)]
+    for job, (logits, _) in zip(jobs, Rig(of).together(jobs), strict=True):
+        near(logits, Plain(of, [(0, 1), (2, 3)], MEAN.keep, bare=True).run(job.ids, job.prefill, job.chunk))
 
 
 def test_stores_a_group_once() -> None:

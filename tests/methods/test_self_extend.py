@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longspool.methods.position.self_extend import SelfExtend
 from longspool.model.build import Model
+from longspool.model.tiny import tiny
 from toolbox import Job, Rig, words
 
 N = 160
@@ -48,6 +49,17 @@ def test_equals_the_papers_formula(group: int, window: int, more: str) -> None:
         torch.testing.assert_close(logits, expected, atol=2e-4, rtol=0)
     pairs = sum(max(i - window + 1, 0) for i in range(N)) * 2 * 3
     assert memory.actions["self_extend"]["far_keys"] == pairs
+
+
+@pytest.mark.parametrize("chunk", [N, 60])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_both_parts_turn_by_the_length_of_the_text(kind: str, chunk: int) -> None:
+    """Where the angles depend on the text's length this is the prompt's for all, though far positions are fewer."""
+    lists = {"short_factor": [1 + 0.1 * i for i in range(8)], "long_factor": [1 + 1.5 * i for i in range(8)]}
+    scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 64, **lists}
+    rig = Rig(tiny(max_position_embeddings=64, rope_scaling=scaling))
+    logits, _ = rig.run(Job(rig.plan("self_extend(group=4, window=32)"), IDS, N, chunk))
+    torch.testing.assert_close(logits, paper(rig.model, 4, 32), atol=2e-4, rtol=0)
 
 
 def test_tokens_that_were_dropped_keep_the_others_positions() -> None:

@@ -189,12 +189,12 @@ class Engine:
 
 
 def _rotate(embedding: Rope | None) -> Rotate | None:
-    """x [N, A, D] turned at positions [N] by a layer's rotary embedding; None for a layer without one."""
+    """x [N, A, D] turned at positions [N], with `total` as in Rope.angles, by a layer's rotary embedding; None for a layer without one."""
     if embedding is None:
         return None
 
-    def turn(x: Tensor, pos: Tensor) -> Tensor:
-        cos, sin = embedding.angles(pos, int(pos.max()) + 1 if len(pos) else 1)
+    def turn(x: Tensor, pos: Tensor, total: int) -> Tensor:
+        cos, sin = embedding.angles(pos, total)
         return rope(x, cos.to(x.device), sin.to(x.device))
 
     return turn

@@ -1,5 +1,8 @@
 """Attention with bare keys: each frame of the Position seat rotates queries and keys its own way, and sees its own distances. Without a
-Position there is one frame, the model's own."""
+Position there is one frame, the model's own.
+
+All that a step reads turns by the step's total. Where angles depend on it (dynamic scaling, longrope at its switch) and an answer makes
+it grow, older keys turn anew, while keys stored rotated stay as they entered: answers then differ between the two, prompts do not."""
 
 from __future__ import annotations
 
@@ -59,18 +62,19 @@ def _frame(memory: LayerMemory, q: Tensor, step: Step, position: Position | None
     lo = None if frame.far is None else torch.searchsorted(zone.order, step.pos - frame.far, right=True).to(torch.int32)
     if frame.near:
         memory.count(position, far_keys=float((hi.long() - (0 if lo is None else lo)).sum()) * (zone.rows.count))
-    k = _rotated(memory, zone.k, frame.key(zone.pos))
-    turned = memory.rotate(q, frame.query(step.pos)) if memory.rotate else q
+    # One total for queries and the keys of all zones and frames: some scalings turn faster or slower by it.
+    k = _rotated(memory, zone.k, frame.key(zone.pos), step.reach)
+    turned = memory.rotate(q, frame.query(step.pos), step.reach) if memory.rotate else q
     return attend_rows(
         turned, k, zone.v, zone.rows.table, zone.rows.length, step.spans, lo, hi, s.scale, softcap=s.softcap, weight=zone.weight
     )
 
 
-def _rotated(memory: LayerMemory, k: Tensor, pos: Tensor) -> Tensor:
-    """Pages k [S, D, W] rotated at pos [S, W]."""
+def _rotated(memory: LayerMemory, k: Tensor, pos: Tensor, total: int) -> Tensor:
+    """Pages k [S, D, W] rotated at pos [S, W] of a sequence of `total` tokens."""
     if memory.rotate is None or not k.shape[0]:
         return k
-    flat = memory.rotate(k.transpose(1, 2).reshape(-1, 1, k.shape[1]), pos.reshape(-1))
+    flat = memory.rotate(k.transpose(1, 2).reshape(-1, 1, k.shape[1]), pos.reshape(-1), total)
     return flat.view(k.shape[0], k.shape[2], k.shape[1]).transpose(1, 2).contiguous()
 
 

@@ -22,8 +22,8 @@ from .settle import settle
 from .view import Counters, LayerView
 from .zone import Zone
 
-Rotate = Callable[[Tensor, Tensor], Tensor]
-"""Rotates x [N, A, D] at positions int64 [N]; the model's rotary embedding of a layer."""
+Rotate = Callable[[Tensor, Tensor, int], Tensor]
+"""Rotates x [N, A, D] at positions int64 [N] of a sequence of so many tokens (Step.reach); the model's rotary embedding of a layer."""
 Notes = dict[str, dict[str, object]]
 
 
