@@ -44,8 +44,8 @@ class Results:
         known = [(p, v) for p in peers.PEERS for v in peers.driver(p).VARIANTS]
         return [pair for pair in known if pair in have]
 
-    def lengths(self) -> list[str]:
-        have = {length for (_, _, task, length) in self.rows if task == "speed"}
+    def lengths(self, *tasks: str) -> list[str]:
+        have = {length for (_, _, task, length) in self.rows if task in tasks}
         return [name for name in prompts.LENGTHS if name in have]
 
 
@@ -74,32 +74,59 @@ def mark(row: store.Row, main: str) -> str:
 
 def speed(results: Results, fact: str, form: Format) -> str:
     """One fact of the speed task: variants down, lengths across."""
-    lengths, body = results.lengths(), []
+    lengths, body = results.lengths("speed"), []
     for peer, variant in results.variants():
         found = [results.get(peer, variant, "speed", length) for length in lengths]
         body.append([name(peer, variant)] + [spread(r.values(fact), form) + mark(r, results.main) if r else "" for r in found])
     return grid(["", *lengths], body)
 
 
-def fidelity(results: Results) -> str:
-    """How near each variant is to fp32 on real text, and how many needles it finds."""
-    lengths, body = results.lengths(), []
-    for peer, variant in results.variants():
-        row = results.get(peer, variant, "needle", "4k")
-        score = row.values("score") if row else []
-        near = [agreement(results, peer, variant, length) for length in lengths]
-        body.append([name(peer, variant), *near, f"{score[0]:.0f} of {len(prompts.KEYS)}" if score else ""])
-    return grid(["", *(f"top-1, {x}" for x in lengths), "needles, 4k"], body)
+def fidelity(results: Results) -> tuple[str, str]:
+    """How near each variant is to fp32, and how many needles it finds: a caption that says what was measured, and the table."""
+    pairs, lengths = results.variants(), results.lengths("speed", "forced")
+    forced = {x: any(teacher_forced(results, *pair, x) for pair in pairs) for x in lengths}
+    near = {pair: [agreement(results, *pair, x) for x in lengths] for pair in pairs}
+    found = {pair: needles(results, *pair) for pair in pairs}
+    ways = ["teacher-forced on real text"] if any(forced.values()) else []
+    ways += ["greedy answers"] if any(cell.startswith("greedy") for cells in near.values() for cell in cells) else []
+    said = [f"nearness to fp32 ({', '.join(ways)})"] if ways else []
+    said += ["needles found"] if any(found.values()) else []
+    caption = " and ".join(said)
+    head = [*(f"{'top-1' if forced[x] else 'greedy'}, {x}" for x in lengths), "needles, 4k"]
+    return caption[:1].upper() + caption[1:], filled(head, [[name(*pair), *near[pair], found[pair]] for pair in pairs])
+
+
+def filled(head: Cells, body: list[Cells]) -> str:
+    """A grid of the columns and rows in which anything stands below a head and beside a name; "" if there are none."""
+    body = [row for row in body if any(row[1:])]
+    kept = [i for i in range(len(head)) if any(row[i + 1] for row in body)]
+    return grid(["", *(head[i] for i in kept)], [[row[0], *(row[i + 1] for i in kept)] for row in body]) if body else ""
+
+
+def needles(results: Results, peer: str, variant: str) -> str:
+    row = results.get(peer, variant, "needle", "4k")
+    score = row.values("score") if row else []
+    return f"{score[0]:.0f} of {len(prompts.KEYS)}" if score else ""
 
 
 def agreement(results: Results, peer: str, variant: str, length: str) -> str:
-    """Top-1 agreement with the reference and mean KL; where the peer shows neither, the first token at which its answer differs."""
+    """How often it agrees with the reference on real text; where a peer can't show that, the first token at which its answer differs."""
+    return teacher_forced(results, peer, variant, length) or greedy(results, peer, variant, length)
+
+
+def teacher_forced(results: Results, peer: str, variant: str, length: str) -> str:
+    """Top-1 agreement with the reference, and mean KL."""
     mine, truth = (results.get(p, v, "forced", length) for p, v in ((peer, variant), REFERENCE))
-    if mine and truth and mine.repeats[0].get("tops") and truth.repeats[0].get("tops"):
-        a, b = mine.repeats[0]["tops"], truth.repeats[0]["tops"]
-        share = sum(x == y for x, y in zip(a, b, strict=True)) / len(b)
-        kl = mine.repeats[0].get("kl")
-        return f"{share:.1%}" + (f", KL {statistics.mean(kl):.2g}" if kl else "")
+    if not mine or not truth or not mine.repeats[0].get("tops") or not truth.repeats[0].get("tops"):
+        return ""
+    a, b = mine.repeats[0]["tops"], truth.repeats[0]["tops"]
+    share = sum(x == y for x, y in zip(a, b, strict=True)) / len(b)
+    kl = mine.repeats[0].get("kl")
+    return f"{share:.1%}" + (f", KL {statistics.mean(kl):.2g}" if kl else "")
+
+
+def greedy(results: Results, peer: str, variant: str, length: str) -> str:
+    """How far the answer is the reference's."""
     mine, truth = (results.get(p, v, "speed", length) for p, v in ((peer, variant), REFERENCE))
     if not mine or not truth or not mine.repeats[0].get("tokens") or not truth.repeats[0].get("tokens"):
         return ""
@@ -111,27 +138,25 @@ def agreement(results: Results, peer: str, variant: str, length: str) -> str:
 
 def ratios(results: Results) -> str:
     """How many times faster or smaller than each peer's best exact variant, from rows of one run only."""
-    body = []
-    for peer, variant in results.variants():
-        if peer != OURS:
-            continue
+    facts, lengths, body = {"ttft_s": "first token", "decode_ms": "decode", "peak_mb": "peak memory"}, results.lengths("speed"), []
+    for variant in [v for p, v in results.variants() if p == OURS]:
         for other in [p for p in peers.PEERS if p != OURS]:
-            cells = [
-                ratio(results, variant, other, fact, length) for fact in ("ttft_s", "decode_ms", "peak_mb") for length in results.lengths()
-            ]
-            if any(cells):
-                body.append([f"`{variant}` against {NAMES[other]}", *cells])
-    head = [f"{what}, {length}" for what in ("first token", "decode", "peak memory") for length in results.lengths()]
-    return grid(["", *head], body) if body else ""
+            cells = [ratio(results, variant, other, fact, length) for fact in facts for length in lengths]
+            body.append([f"`{variant}` against {NAMES[other]}", *cells])
+    return filled([f"{what}, {length}" for what in facts.values() for length in lengths], body)
 
 
 def ratio(results: Results, variant: str, other: str, fact: str, length: str) -> str:
+    """One cell: blank where no two rows are of one run, and in words where they are but one of them lacks the number."""
     mine = results.get(OURS, variant, "speed", length)
-    if not mine or not mine.values(fact):
+    if not mine or mine.missing:
         return ""
     rows = [results.get(other, v, "speed", length) for v in peers.driver(other).EXACT]
-    theirs = [statistics.median(r.values(fact)) for r in rows if r and r.run == mine.run and r.values(fact)]
-    return f"{min(theirs) / statistics.median(mine.values(fact)):.2f}×" if theirs else ""
+    same = [r for r in rows if r and r.run == mine.run and not r.missing]
+    theirs = [statistics.median(r.values(fact)) for r in same if r.values(fact)]
+    if theirs and mine.values(fact):
+        return f"{min(theirs) / statistics.median(mine.values(fact)):.2f}×"
+    return ("failed" if any(r.failed for r in (mine, *same)) else "not measured") if same else ""
 
 
 def notes(results: Results) -> list[str]:
@@ -167,7 +192,7 @@ def text() -> str:
         ("Time to the first token (s)", speed(results, "ttft_s", "{:.2f}".format)),
         ("Decode (ms a token, greedy)", speed(results, "decode_ms", "{:.1f}".format)),
         ("Peak memory of the process (MB)", speed(results, "peak_mb", "{:.0f}".format)),
-        ("Nearness to fp32 (teacher-forced on real text) and needles found", fidelity(results)),
+        fidelity(results),
         ("How many times better than the peer's best exact setting (above 1 is better)", ratios(results)),
         ("A 1B model's decode (ms a token)", shape_1b.table()),
         ("Kernels", kernels.table()),

@@ -72,6 +72,37 @@ def test_agreement_is_the_share_of_equal_choices_or_where_greedy_answers_part() 
     assert table.agreement(found, "openvino", "xattention", "1k") == "greedy equal up to token 2, 3 of 4"
 
 
+def test_nearness_is_titled_by_what_was_measured_and_has_no_empty_columns() -> None:
+    put("r1", "transformers", "fp32", [1.0], tokens=[5, 6, 7, 8])
+    put("r1", "longspool", "dense", [1.0], tokens=[5, 6, 0, 8])
+    put("r1", "longspool", "int8", [1.0], length="4k")
+    caption, grid = table.fidelity(table.Results())
+    assert caption == "Nearness to fp32 (greedy answers)"
+    assert grid.splitlines()[0] == "|  | greedy, 1k |" and "int8" not in grid
+    put("r1", "transformers", "fp32", [1.0], task="forced", tops=[1, 2])
+    put("r1", "longspool", "int8", [1.0], task="forced", tops=[1, 3])
+    put("r1", "longspool", "int8", [1.0], task="needle", length="4k", score=7)
+    caption, grid = table.fidelity(table.Results())
+    assert caption == "Nearness to fp32 (teacher-forced on real text, greedy answers) and needles found"
+    assert grid.splitlines()[0] == "|  | top-1, 1k | needles, 4k |"
+    assert "| **Longspool** `dense` | greedy equal up to token 2, 3 of 4 |  |" in grid
+    assert "| **Longspool** `int8` | 50.0% | 7 of 10 |" in grid
+
+
+def test_a_ratio_is_blank_only_where_runs_differ() -> None:
+    put("r1", "longspool", "dense", [2.0])
+    put("r1", "longspool", "dense", [2.0], length="4k")
+    put("r1", "transformers", "fp32", [4.0], decode_ms=None)
+    put("r0", "transformers", "fp32", [4.0], length="4k")
+    put("r1", "llama_cpp", "plain", [6.0])
+    put("r1", "llama_cpp", "plain", [6.0], length="4k")
+    store.save(store.Run("r1", "c", "a", MACHINE, CEILING, "s"), store.Row("r1", "openvino", "sdpa", "speed", "1k", [{"failed": "x"}]))
+    found = table.ratios(table.Results())
+    assert "`dense` against Transformers | 2.00× |  | not measured |  | 2.00× |  |" in found
+    assert "`dense` against llama.cpp | 3.00× | 3.00× | 3.00× | 3.00× | 3.00× | 3.00× |" in found
+    assert "`dense` against OpenVINO GenAI | failed |  | failed |  | failed |  |" in found
+
+
 def test_the_readme_needs_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_text(f"a\n{table.START}\nold\n{table.END}\nb\n")

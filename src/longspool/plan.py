@@ -166,8 +166,8 @@ class Plan:
 
 
 def _joined(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
-    """Layers that one codec stores together are told of each other: neighbours under the same methods, of which none but the last prunes
-    tokens. Sliding-window layers, which no codec serves, may lie between them."""
+    """Layers that one codec stores together are told of each other: neighbours under the same methods, of which none prunes tokens.
+    Sliding-window layers, which no codec serves, may lie between them."""
     runs: list[list[int]] = [[]]
     for layer, plan in enumerate(plans):
         if plan.window is not None:
