@@ -155,7 +155,7 @@ def test_sliding_layers_stay_alone_and_full_ones_find_each_other_across_them() -
     assert memory[1].settled is memory[3].settled and memory[0].settled is None
 
 
-def test_a_pruning_layer_ends_a_group() -> None:
+def test_a_pruning_layer_stands_alone() -> None:
     """Later layers hold fewer tokens than it does."""
     made = plan(model(), LayerMean(4, window=RECENT), Item(Halve(), 1, 1))
     assert [p.joint for p in made.layers] == [(), (), (2, 3, 4), (2, 3, 4), (2, 3, 4)]
