@@ -118,15 +118,39 @@ def test_what_python_computes_is_never_played(model: Model, recipe: str) -> None
     assert played == 0 and all(row.isfinite().all() for row in logits)
 
 
-def test_a_tape_tells_what_it_could_not_see() -> None:
+WORK = {
+    "sum": lambda x: x + 1,
+    "in place": lambda x: x.add_(1),
+    "function": lambda x: torch.softmax(x, -1),
+    "gather": lambda x: x[torch.tensor([1, 0])],
+    "mask": lambda x: x[x > 0],
+    "copy": lambda x: x.T.contiguous(),
+    "another type": lambda x: x.half(),
+    "read": lambda x: x[0, 0].item(),
+    "branch": lambda x: bool(x[0, 0]),
+    "filled": lambda x: torch.zeros(3),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_what_torch_computes_spoils_a_tape(name: str) -> None:
     x = torch.ones(2, 4)
     with recording() as tape:
-        (x + 1).view(-1)
-    assert tape.why == "torch ran aten::add"
+        WORK[name](x)
+    assert tape.why.startswith("torch ran")
+
+
+def test_what_moves_no_numbers_spoils_no_tape() -> None:
+    x = torch.ones(2, 4)
     with recording() as tape:
-        torch.empty(3).view(3, 1)[1:].as_strided((1,), (1,))
+        y = torch.empty(3).view(3, 1)[1:].as_strided((1,), (1,))
+        assert y.shape == (1,) and y.is_contiguous() and y.data_ptr() and x.contiguous() is x and x.to(torch.float32) is x
+        x.split_with_sizes((1, 3), 1)
+        x[0:1, None].flatten(0, 1)
     assert not tape.why
-    assert record.now.tape is None
+
+
+def test_a_tape_is_closed_whatever_happens() -> None:
     with pytest.raises(RuntimeError), recording():
         raise RuntimeError
     assert record.now.tape is None

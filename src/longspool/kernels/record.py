@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, resolve_name
 
-# What makes or reshapes tensors without touching what they hold.
-_NAMES = (
-    "alias as_strided detach empty expand lift_fresh new_empty permute select slice split_with_sizes squeeze t transpose unbind "
-    "unsqueeze view"
-)
-HARMLESS = frozenset(f"aten::{name}" for name in _NAMES.split(" "))
+# What makes tensors without filling them, or tells of them without looking at what they hold.
+_TELLING = "__len__ data_ptr dim element_size is_contiguous new_empty numel numpy size stride"
+# What reshapes a tensor, and copies it only where it must.
+_RESHAPING = "__getitem__ as_strided contiguous expand flatten reshape split_with_sizes squeeze to transpose unflatten unsqueeze view"
+HARMLESS = frozenset(["torch.empty", "torch.empty_like", *(f"torch.Tensor.{name}" for name in _TELLING.split(" "))])
+VIEWS = frozenset(f"torch.Tensor.{name}" for name in _RESHAPING.split(" "))
 
 
 class Tape:
@@ -76,14 +76,23 @@ def recording() -> Iterator[Tape]:
         now.tape = None
 
 
-class _Watch(TorchDispatchMode):
-    """Sees what torch does itself."""
+class _Watch(TorchFunctionMode):
+    """Sees what torch itself is asked for. A mode below torch's dispatcher would see more and load 140 MB of its compiler."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self.tape = tape
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name not in HARMLESS:
-            self.tape.spoil(f"torch ran {func._schema.name}")
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(resolve_name(func) or func)
+        harmless = name in HARMLESS or name.endswith(".__get__") or (name in VIEWS and _shares(result, args[0]))
+        if not harmless:
+            self.tape.spoil(f"torch ran {name}")
+        return result
+
+
+def _shares(result: Any, source: torch.Tensor) -> bool:
+    """Whether a tensor, or each of several, is the same memory as its source."""
+    parts = result if isinstance(result, tuple) else (result,)
+    return all(part.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() for part in parts)
