@@ -18,7 +18,7 @@ from ..roles import Evict, Prune, Skip
 from ..values import Step
 from ..values.flow import Ask
 from .angles import Angles
-from .replay import TRIES, Replay, repeats
+from .replay import TRIES, Replay, repeats, roomy
 
 
 class StepError(LongspoolError):
@@ -65,7 +65,7 @@ def _streamed(model: Model, x: Tensor, groups: list[Group]) -> Tensor:
         for layer in range(len(model.blocks)):
             _settle(layer, group)
         return x
-    if not replay.begun or replay.failures >= TRIES or not repeats(group.plan):
+    if not (replay.begun and replay.failures < TRIES and roomy(memory) and repeats(group.plan)):
         replay.begun = True  # the first step of all makes what later ones find made
         return _layers(model, x, groups, angles)
     for block in model.blocks:

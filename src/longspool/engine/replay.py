@@ -45,7 +45,7 @@ class Replay:
         return (
             self.tape is not None
             and self.threads == chunks()
-            and all(layer.recent.spare for layer in memory.layers)
+            and roomy(memory)
             and all(a is b for a, b in zip(self.tables, _tables(memory), strict=True))
         )
 
@@ -77,6 +77,11 @@ class Replay:
         self.lengths = [layer.recent.rows().length.numpy() for layer in memory.layers]
         self.counted = _difference(counted, memory.actions)
         return out
+
+
+def roomy(memory: Memory) -> bool:
+    """Whether the next token finds room in the pages as they are."""
+    return all(layer.recent.spare for layer in memory.layers)
 
 
 def repeats(plan: Plan) -> bool:

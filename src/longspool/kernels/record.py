@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -85,11 +86,17 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = str(resolve_name(func) or func)
-        harmless = name in HARMLESS or name.endswith(".__get__") or (name in VIEWS and _shares(result, args[0]))
-        if not harmless:
-            self.tape.spoil(f"torch ran {name}")
+        sort = _sort(func)
+        if sort != "harmless" and not (sort == "view" and _shares(result, args[0])):
+            self.tape.spoil(f"torch ran {resolve_name(func) or func}")
         return result
+
+
+@lru_cache(maxsize=1024)
+def _sort(func: Any) -> str:
+    """What a function of torch does, as far as a tape cares; its name is slow to find."""
+    name = str(resolve_name(func) or func)
+    return "harmless" if name in HARMLESS or name.endswith(".__get__") else "view" if name in VIEWS else "work"
 
 
 def _shares(result: Any, source: torch.Tensor) -> bool:
