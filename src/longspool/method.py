@@ -77,6 +77,25 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What shows on a real model that a method works; `longspool verify` runs it.
+
+    `recipe` is the method with the settings of its paper, made small enough for the model at hand. `control` is the same budget spent
+    blindly, which `recipe` must beat by more than two standard errors; `beats` are recipes that its paper compares with, which must not
+    be better. `on` says what is measured: the divergence from dense over real text that follows the prompt ("text"), needles under
+    a question that is part of the prompt ("aware") or comes after it ("agnostic"), or whether the answer is dense's, token for token ("exact").
+    """
+
+    recipe: str
+    control: str = ""
+    beats: tuple[str, ...] = ()
+    on: Literal["text", "aware", "agnostic", "exact"] = "text"
+    length: int = 4096
+    claim: str = ""
+    """What the card asks for, in one sentence."""
+
+
+@dataclass(frozen=True)
 class Method:
     """A value: parameters only. What it must remember lives in the memory and dies with the request."""
 
@@ -84,6 +103,9 @@ class Method:
     identity: ClassVar[dict[str, object] | str | float]
     question: ClassVar[bool] = False
     """Whether what it drops depends on the question at the prompt's end, so that a second question may miss what the first one dropped."""
+
+    trials: ClassVar[tuple[Trial, ...]] = ()
+    """What it must show on the real model."""
 
     example: ClassVar[str] = ""
     """A recipe that makes one, where the bare name does not (wrappers)."""
