@@ -23,7 +23,7 @@ demo: $(VENV)/.run
 
 test: $(VENV)/.dev
 	@$(BIN)/longspool pull smollm2
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

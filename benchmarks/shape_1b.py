@@ -1,6 +1,7 @@
 """Decode of a model with the shape of Llama-3.2-1B, random Q8_0 weights and a memory that is filled directly: what length costs.
 
-python benchmarks/shape_1b.py [--depths 8k,32k,128k] [--engines longspool,llama_cpp/flash]
+python benchmarks/shape_1b.py [--depths 8k,32k,128k] [--engines longspool/dense,llama_cpp/flash]
+python benchmarks/shape_1b.py --depths 32k --engines longspool/dense --recipe "topk(budget=1024)" --recipe "int4"
 
 Both engines read the same GGUF file, and must agree on a short prompt before any speed is printed. Longspool's memory is filled
 with random keys and values; llama.cpp's by restoring the saved state of a short prompt over and over at later positions.
@@ -89,7 +90,7 @@ def table() -> str:
     raw = json.loads(RESULT.read_text())
     depths = [d for d in DEPTHS if any(d in by for by in raw["engines"].values())]
     rows = []
-    for engine in [e for e in ENGINES if e in raw["engines"]]:
+    for engine in [*(e for e in ENGINES if e in raw["engines"]), *(e for e in raw["engines"] if e not in ENGINES)]:
         cells = [raw["engines"][engine].get(d, {}) for d in depths]
         shown = [f"{median(c):.1f}{'‡' if c['others'] > 0.1 else ''}" if c.get("likeness", 0) >= 0.99 else "" for c in cells]
         rows.append(f"| `{engine}` | " + " | ".join(shown) + " |")
@@ -119,6 +120,7 @@ def main(argv: list[str] | None = None) -> None:
     p = argparse.ArgumentParser(prog="benchmarks/shape_1b.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--depths", default="8k,32k,128k", help=f"of {', '.join(DEPTHS)}")
     p.add_argument("--engines", default=",".join(ENGINES))
+    p.add_argument("--recipe", action="append", default=[], help="one more recipe of Longspool's; may be repeated")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "longspool-shape-1b.gguf", help="where the 1.3 GB file is")
     p.add_argument("--job", default="", help=argparse.SUPPRESS)
@@ -133,7 +135,7 @@ def main(argv: list[str] | None = None) -> None:
         write_model(args.model)
     with tempfile.TemporaryDirectory() as folder:
         for depth in args.depths.split(","):
-            for engine in args.engines.split(","):
+            for engine in [*args.engines.split(","), *(f"longspool/{recipe}" for recipe in args.recipe)]:
                 job = Job(engine, DEPTHS[depth], str(args.model), args.threads, str(Path(folder) / "probe.npy"))
                 facts = work(job)
                 print(f"{engine:22} {depth:5} {line(facts)}", flush=True)

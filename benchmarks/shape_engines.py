@@ -49,7 +49,7 @@ def longspool(job: Job) -> tuple[list[float], np.ndarray]:
     source = GGUFSource(Path(job.model))
     model = build(Config.from_hf(source.config), Shelf(source, None, torch.device("cpu"), lambda fraction, text: None))
     engine = Engine(model, 64 << 30)
-    plan = resolve(parse(RECIPES[job.engine.split("/")[1]]), model.shape, torch.float16)
+    plan = resolve(parse(RECIPES.get(name := job.engine.partition("/")[2], name)), model.shape, torch.float16)
 
     def step(ids: list[int], at: int, memory: Memory, phase: str) -> torch.Tensor:
         ask = Step(torch.tensor(ids), torch.arange(at, at + len(ids)), (0, len(ids)), (at + len(ids),), phase, (True,))

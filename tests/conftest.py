@@ -35,3 +35,11 @@ def smollm2() -> Path:
             f"The built-in model is not at {path}: run `longspool pull smollm2` first (`make test` does), or deselect with -m 'not real'."
         )
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama on disk that takes chats."""
+    from tinydir import make
+
+    return make(tmp_path_factory.mktemp("models") / "tiny")

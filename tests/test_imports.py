@@ -44,10 +44,11 @@ ALLOWED = {
     "engine": ENGINE,
     "report": ENGINE | {"engine"},
     "llm": LLM,
+    "bench": LLM | {"llm", "__init__"},
     "methods": SEATS | {"kernels"},
     "methods/__init__.py": {"catalogue"},
     "server": LLM | {"llm", "catalogue"},
-    "cli": LLM | {"llm", "catalogue", "server", "__init__"},
+    "cli": LLM | {"llm", "bench", "catalogue", "server", "__init__"},
     "__init__": LLM | {"llm", "catalogue"},
 }
 

@@ -45,7 +45,7 @@ def test_takes_the_maximum_of_needs() -> None:
     made = plan("snapkv(window=32) + int4(window=50)")
     assert made.layers[0].needs == Needs(recent=50, queries=32, keys="rotated")
     assert plan("vericache(snapkv(window=48), horizon=99)").layers[0].needs == Needs(recent=100, queries=48, keys="rotated", whole=True)
-    assert resolve(parse("int4(window=5)"), SHAPE, recent=9).layers[0].needs.recent == 9
+    assert resolve(parse("int4(window=5)"), SHAPE, base=Needs(recent=9)).layers[0].needs.recent == 9
     assert Needs(1, 2, 16, "bare", True).merge(Needs(3, 1, None, None, False, True, False, ("a",))) == Needs(
         3, 2, 16, "bare", True, True, False, ("a",)
     )
@@ -57,7 +57,14 @@ def test_equal_plans_are_one_key() -> None:
     assert plan("snapkv + int4") == plan("snapkv + int4") and hash(plan("snapkv + int4")) == hash(plan("snapkv + int4"))
     assert plan("snapkv + int4") != plan("int4 + snapkv")
     assert (
-        len({plan("int4"), resolve(parse("int4"), SHAPE, torch.float32), resolve(parse("int4"), SHAPE, recent=3), plan("int4", HYBRID)})
+        len(
+            {
+                plan("int4"),
+                resolve(parse("int4"), SHAPE, torch.float32),
+                resolve(parse("int4"), SHAPE, base=Needs(recent=3)),
+                plan("int4", HYBRID),
+            }
+        )
         == 4
     )
 

@@ -66,6 +66,9 @@ class Needs:
         )
 
 
+NOTHING = Needs()
+
+
 @dataclass(frozen=True)
 class Cost:
     """Per token kept of one layer and KV head: bytes on the device and on the host, bytes moved a decode step, flops a step."""
@@ -82,8 +85,8 @@ class Trial:
 
     `recipe` is the method with the settings of its paper, made small enough for the model at hand. `control` is the same budget spent
     blindly, which `recipe` must beat by more than two standard errors; `beats` are recipes that its paper compares with, which must not
-    be better. `on` says what is measured: the divergence from dense over real text that follows the prompt ("text"), needles under
-    a question that is part of the prompt ("aware") or comes after it ("agnostic"), or whether the answer is dense's, token for token ("exact").
+    be better. `on` says what is measured: the divergence from dense over real text that follows the prompt ("text"), needles under a
+    question that is part of the prompt ("aware") or comes after it ("agnostic"), or that the answer is dense's, token for token ("exact").
     """
 
     recipe: str
@@ -91,6 +94,10 @@ class Trial:
     beats: tuple[str, ...] = ()
     on: Literal["text", "aware", "agnostic", "exact"] = "text"
     length: int = 4096
+    chunk: int = 0
+    """Tokens that are read at once; 0 reads the whole prompt before anything settles."""
+    within: float | None = None
+    """The divergence that it must not exceed, in nats a token."""
     claim: str = ""
     """What the card asks for, in one sentence."""
 

@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 import torch
 
 from .errors import PlanError
-from .method import Method, Needs
-from .roles import SEATS, Admit, Decode, Encode, Evict, Head, Ingest, Pattern, Place, Position, Prune, Review, Role, Select, Skip
+from .method import NOTHING, Method, Needs
+from .roles import SEATS, Admit, Decode, Encode, Evict, Head, Ingest, Pattern, Place, Position, Prompt, Prune, Review, Role, Select, Skip
 from .values import Shape
 
 PAGE = 64
@@ -111,8 +111,8 @@ class Plan:
     items: tuple[Item, ...]
     shape: Shape
     dtype: torch.dtype = torch.float16
-    recent: int = 0
-    """Newest tokens that stay raw whatever the methods need."""
+    base: Needs = NOTHING
+    """What every layer keeps whatever the methods need."""
 
     @functools.cached_property
     def layers(self) -> tuple[LayerPlan, ...]:
@@ -121,7 +121,7 @@ class Plan:
             on = tuple(i.method for i in self.items if i.serves(layer) and not (window and isinstance(i.method, WINDOWLESS)))
             # What an earlier layer pruned is missing in all later ones, whether they prune or not.
             pruned = any(plan.chain(Prune) for plan in out)
-            needs = functools.reduce(Needs.merge, (m.needs() for m in on), Needs(recent=self.recent, ragged=pruned))
+            needs = functools.reduce(Needs.merge, (m.needs() for m in on), self.base.merge(Needs(ragged=pruned)))
             out.append(LayerPlan(on, needs, self.dtype, window))
         made: dict[LayerPlan, LayerPlan] = {}
         return tuple(made.setdefault(plan, plan) for plan in _joined(out))
@@ -135,6 +135,12 @@ class Plan:
     def uniform(self) -> bool:
         """Whether tokens leave the same memory and logits when they are read as a prompt and when they are decoded."""
         return not any(isinstance(m, (*LAYERED, Ingest, Review)) and not isinstance(m, Place) for m in self.methods)
+
+    @functools.cached_property
+    def late(self) -> bool:
+        """Whether a prompt that is read in one piece is read as without any method, which come to their turn after it."""
+        early = (Prompt, Position, Ingest, Pattern, Prune, Skip, Review)
+        return not any(isinstance(m, early) or m.needs().mass or m.needs().keys == "bare" for m in self.methods)
 
     def one(self, seat: type[R]) -> R | None:
         """The method on a seat that is not layered."""
@@ -162,7 +168,7 @@ class Plan:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.items, self.shape, self.dtype, self.recent))
+        return hash((self.items, self.shape, self.dtype, self.base))
 
 
 def _joined(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
@@ -185,11 +191,11 @@ def _joined(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
     return out
 
 
-def resolve(items: tuple[Item, ...], shape: Shape, dtype: torch.dtype = torch.float16, recent: int = 0) -> Plan:
+def resolve(items: tuple[Item, ...], shape: Shape, dtype: torch.dtype = torch.float16, base: Needs = NOTHING) -> Plan:
     """Check a recipe against a model. Raises one PlanError with every problem and the nearest sound recipe."""
     reasons = _problems(items, shape)
     if not reasons:
-        return Plan(items, shape, dtype, recent)
+        return Plan(items, shape, dtype, base)
     sound: tuple[Item, ...] = ()
     for item in items:
         if not _problems((*sound, item), shape):

@@ -116,6 +116,25 @@ def check(recipe: Annotated[str, typer.Argument(help="The recipe.")], model: Mod
 
 @app.command()
 @guarded
+def verify(
+    slugs: Annotated[list[str] | None, typer.Argument(metavar="[SLUG ...]", help="The methods.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every method that says what it must show.")] = False,
+    model: Model = "smollm2",
+    texts: Annotated[int, typer.Option("--texts", help="How many real texts a divergence is averaged over.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Which places of the texts, which needles.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write a record of each method there, as JSON.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show on a real model that methods do what their papers say: against dense, a blind control and the papers' rivals. The exit code is
+    1 where one does not."""
+    from . import proof
+
+    if not proof.verified(slugs or [], every, model, texts, seed, out, as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
+@guarded
 def pull(name: Annotated[str, typer.Argument(help="A built-in model: smollm2.")]) -> None:
     """Fetch a built-in model."""
     from ..model.pull import pull as fetch

@@ -8,6 +8,7 @@ from math import prod
 from ..memory.pool import item
 from ..memory.pools import settled_fields
 from ..memory.raw import Raw
+from ..method import Needs
 from ..plan import PAGE, Item, LayerPlan, Plan, resolve
 from ..roles import Admit, Decode, Evict, Place
 from ..values import Shape
@@ -29,7 +30,7 @@ def need(plan: Plan, prompt: int, chunk: int, answer: int = 0) -> int:
     total += max(_evicting(layer, plan.shape, prompt) for layer in plan.layers)
     for method in plan.methods:
         if isinstance(method, Decode) and (inner := method.beside()):
-            draft = resolve(tuple(map(Item, inner)), plan.shape, plan.dtype, method.needs().recent)
+            draft = resolve(tuple(map(Item, inner)), plan.shape, plan.dtype, Needs(recent=method.needs().recent))
             total += sum(_holding(layer, plan.shape, prompt, answer) + _side(layer, plan.shape, prompt + answer) for layer in draft.layers)
             # It is made layer by layer, each first raw and whole until the last of those that are stored together is there.
             total += max(page_bytes(layer, plan.shape)[0] * _layers(layer) * _pages(prompt, layer) for layer in draft.layers)

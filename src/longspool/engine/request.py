@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import LongspoolError
 from ..memory import Memory
 from ..memory.view import Counters
-from ..method import Method
+from ..method import Method, Needs
 from ..plan import Item, Plan, resolve
 from ..roles import Decode, Head, Ingest, Position, RequestMemory, Reuse, Review, Stop
 from ..values.flow import Ask, Choice, Emit, Flow, Want
@@ -213,7 +213,7 @@ class Request:
     def draft(self, methods: tuple[Method, ...], recent: int) -> Memory:
         """A memory of the same tokens under other methods, `recent` of them raw; whoever asks for it frees it."""
         position = tuple(i for i in self.plan.items if isinstance(i.method, Position))
-        plan = resolve((*position, *map(Item, methods)), self.plan.shape, self.plan.dtype, recent)
+        plan = resolve((*position, *map(Item, methods)), self.plan.shape, self.plan.dtype, Needs(recent=recent))
         return self.memory.refit(plan, self.last_step)
 
     def count(self, method: object, **amounts: float) -> None:

@@ -111,7 +111,7 @@ _WHAT = {"model": "the model", "recipe": "the recipe", "dtype": "the storage typ
 def _about(plan: Plan, fingerprint: str) -> dict[str, str]:
     """What a file and its reader must agree on."""
     pages = ", ".join(str(layer.page) for layer in plan.layers)
-    return {"model": fingerprint, "recipe": str(plan), "dtype": str(plan.dtype), "pages": pages, "recent": str(plan.recent)}
+    return {"model": fingerprint, "recipe": str(plan), "dtype": str(plan.dtype), "pages": pages, "recent": str(plan.base.recent)}
 
 
 def _entries(layer: LayerMemory) -> Iterator[Entry]:

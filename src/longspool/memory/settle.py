@@ -82,7 +82,8 @@ def _resettle(memory: LayerMemory, n: int, evicts: list[Evict], view: LayerView)
         before = int((pos >= 0).sum())
         kept = method.keep(k, v, pos, view)
         k, v, pos, weight = _apply(kept, k, v, pos, weight)
-        memory.count(method, candidates=before, evicted=before - int((pos >= 0).sum()))
+        if gone := before - int((pos >= 0).sum()):
+            memory.count(method, candidates=before, evicted=gone)
     if n == 0 and int((pos >= 0).sum()) == all_of_them:
         return
     memory.settled.truncate(0)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...method import Cost, Method, Needs, Paper
+from ...method import Cost, Method, Needs, Paper, Trial
 from ...roles import Admit, View
 from ...values import Shape
 
@@ -28,6 +28,9 @@ class Streaming(Method, Admit):
         "4 sinks and 1020 recent tokens: stable to 4M tokens",
     )
     identity: ClassVar[dict[str, object]] = {"sinks": 1 << 30}
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial("streaming(window=508)", "random_evict(budget=512)", claim="Sinks and the newest tokens keep a text fluent."),
+    )
 
     def needs(self) -> Needs:
         return Needs(recent=self.window)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ...method import LOSSLESS, Method, Needs, Paper
+from ...method import LOSSLESS, Method, Needs, Paper, Trial
 from ...roles import Admit, Decode, Encode, Evict, Request, Select
 from ...values import Shape
 from ...values.flow import Choice, Emit, Flow
@@ -28,6 +28,9 @@ class VeriCache(Method, Decode):
         "S086", "VeriCache: lossless speculation on a compressed KV cache", "arXiv:2605.17613", "up to 4x throughput with identical output"
     )
     identity: ClassVar[str] = LOSSLESS
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial("vericache(snapkv(budget=512) + int4)", on="exact", length=1500, claim="Drafts on a lossy memory, answers of the full one."),
+    )
     example: ClassVar[str] = "vericache(snapkv)"
 
     def needs(self) -> Needs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...method import Paper
+from ...method import Paper, Trial
 from .base import Codes
 
 
@@ -19,3 +19,4 @@ class Int4(Codes):
         "", "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "arXiv:2402.02750", "keys per channel, values per token"
     )
     identity: ClassVar[float] = 0.2
+    trials: ClassVar[tuple[Trial, ...]] = (Trial("int4", within=0.1, claim="Four bits lose little."),)

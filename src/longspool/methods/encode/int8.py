@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...method import Paper
+from ...method import Paper, Trial
 from .base import Codes
 
 
@@ -20,3 +20,4 @@ class Int8(Codes):
         "", "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", "arXiv:2402.02750", "keys per channel, values per token"
     )
     identity: ClassVar[float] = 0.02
+    trials: ClassVar[tuple[Trial, ...]] = (Trial("int8", within=0.005, claim="Eight bits lose next to nothing."),)

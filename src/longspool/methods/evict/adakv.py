@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...method import Method, Needs, Paper
+from ...method import Method, Needs, Paper, Trial
 from ...roles import Evict, Kept, View
 from ...values import Shape, Step
 from .base import ScoreEvict
@@ -30,6 +30,14 @@ class AdaKV(Method, Evict):
         "better than SnapKV at every budget on LongBench",
     )
     identity: ClassVar[str] = "adakv(snapkv(budget=1073741824))"
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(
+            "adakv(snapkv(budget=512))",
+            "random_evict(budget=512)",
+            ("snapkv(budget=512)",),
+            claim="The same total budget, spread over the heads by their scores, loses less than equal shares.",
+        ),
+    )
     question: ClassVar[bool] = True
     example: ClassVar[str] = "adakv(snapkv)"
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
-from ...method import Needs, Paper
+from ...method import Needs, Paper, Trial
 from ...roles import View
 from ...values import Shape
 from .base import ScoreEvict
@@ -32,6 +32,22 @@ class SnapKV(ScoreEvict):
         "3.6x faster decoding and 8.2x less memory at 16K tokens",
     )
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(
+            "snapkv(budget=512)",
+            "random_evict(budget=512)",
+            ("streaming(window=508)",),
+            claim="An eighth of the prompt's tokens, chosen by its last queries, keeps the continuation close to dense.",
+        ),
+        Trial(
+            "snapkv(budget=512)",
+            "random_evict(budget=512)",
+            ("streaming(window=508)",),
+            "aware",
+            2048,
+            claim="A quarter of the tokens is enough for a needle that the question names.",
+        ),
+    )
     question: ClassVar[bool] = True
 
     def needs(self) -> Needs:

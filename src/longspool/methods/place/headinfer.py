@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...method import LOSSLESS, Cost, Method, Needs, Paper
+from ...method import LOSSLESS, Cost, Method, Needs, Paper, Trial
 from ...roles import Place, View
 from ...values import Shape
 
@@ -28,6 +28,7 @@ class HeadInfer(Method, Place):
         "Llama-3-8B at 1M tokens: 128 GB of KV to 1 GB on the GPU",
     )
     identity: ClassVar[str] = LOSSLESS
+    trials: ClassVar[tuple[Trial, ...]] = (Trial("headinfer", on="exact", length=2048, claim="Where the memory lies changes no answer."),)
     home: ClassVar[str] = "host"
     ahead: ClassVar[int] = 1
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import page_scores, pick_pages
-from ...method import Cost, Method, Needs, Paper
+from ...method import Cost, Method, Needs, Paper, Trial
 from ...roles import Field, Select, Store, View
 from ...values import Rows, Shape
 
@@ -35,6 +35,16 @@ class Quest(Method, Select):
     )
     steady: ClassVar[bool] = True
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(
+            "quest(budget=512)",
+            "random_select(budget=512)",
+            claim="Reading an eighth of the tokens, by the bounds of their pages, keeps the continuation close to dense.",
+        ),
+        Trial(
+            "quest(budget=512)", "random_select(budget=512)", (), "agnostic", 2048, claim="What is stored but unread can still be found."
+        ),
+    )
 
     def needs(self) -> Needs:
         return Needs(page=self.page, keys="rotated")
