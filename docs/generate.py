@@ -18,7 +18,7 @@ SAID: dict[type[Role], str] = {
     Position: "at which positions old keys are read",
     Pattern: "which blocks of keys the prompt's tokens read",
     Admit: "which tokens are remembered once they are no longer recent",
-    Evict: "which remembered tokens are dropped",
+    Evict: "which remembered tokens are dropped or merged",
     Encode: "in what form remembered tokens are stored",
     Place: "where stored tokens lie, and when they are fetched",
     Select: "which stored tokens the next token reads",

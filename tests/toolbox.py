@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from reference import rotate
 from torch import Tensor
 
 from longspool.engine.engine import Engine
@@ -27,6 +26,7 @@ from longspool.values import Packed, Shape, Step
 from longspool.values.chain import Chain
 from longspool.values.flow import Ask
 from longspool.values.step import Phase
+from reference import rotate
 
 KINDS: dict[str, dict[str, object]] = {
     "llama": {},
@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, object]] = {
 }
 """Grouped queries; QK-norm; soft-caps and a window on every other layer; windows on two layers of three; windows everywhere."""
 
-SMALL = {"budget": 96, "window": 16, "page": 16, "block": 16, "last": 8, "sinks": 4, "horizon": 4, "dense": 1}
+SMALL = {"budget": 96, "window": 16, "page": 16, "block": 16, "last": 8, "sinks": 4, "horizon": 4, "dense": 1, "theta": 0.3}
 """Parameters by name at which a method acts on a few hundred tokens."""
 
 TRITON = "cuda" if torch.cuda.is_available() else "cpu"
@@ -143,7 +143,7 @@ class Rig:
 
     def __init__(self, of: Model | str = "llama", budget: int = 1 << 26, chunk: int = 1 << 20) -> None:
         self.model = model(of) if isinstance(of, str) else of
-        self.engine = Engine(self.model, budget, chunk)
+        self.engine = Engine(self.model, budget, chunk, chr)
         self.pools = self.engine.pools
 
     def plan(self, recipe: str | Method | Sequence[Method] = "", dtype: torch.dtype = torch.float32) -> Plan:
@@ -205,10 +205,11 @@ def tokens(request: Request) -> list[int]:
 
 @dataclasses.dataclass
 class Trace:
-    """A dense run's rotated queries [N, H, D] and keys [N, Hkv, D], float64, of one layer."""
+    """A run's rotated queries [N, H, D], keys and values [N, Hkv, D], float64, of one layer."""
 
     q: Tensor
     k: Tensor
+    v: Tensor
 
     def logits(self, shape: Shape, queries: slice, head: int) -> Tensor:
         """Scaled and capped logits of some tokens of a query head over all keys, float64 [n, N]."""
@@ -225,7 +226,7 @@ def masked_logits(of: Model, ids: Sequence[int], seen: Callable[[int, Trace], Te
         if block.rope is not None:
             angles = block.rope.angles(pos, len(ids))
             q, k = rotate(q, *angles), rotate(k, *angles)
-        trace = Trace(q.double(), k.double())
+        trace = Trace(q.double(), k.double(), v.double())
         traces.append(trace)
         mask = seen(layer, trace).expand(of.shape.heads, len(ids), len(ids))
         out = [

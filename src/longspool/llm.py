@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,7 +84,7 @@ class LLM:
             model = load(model, weights, progress=progress, cache_dir=cache_dir, choose=choose)
         self.loaded, self.model, self.tokenizer = model, model.model, model.tokenizer
         self.plan = self.plan_for(recipe)
-        self.engine = Engine(self.model, budget, chunk)
+        self.engine = Engine(self.model, budget, chunk, functools.cache(lambda token: self.tokenizer.decode([token])))
 
     def plan_for(self, recipe: str | None) -> Plan:
         """A recipe resolved for this model; None is the default one. Raises PlanError with every reason."""

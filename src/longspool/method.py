@@ -15,6 +15,8 @@ from .values import Shape
 
 Keys = Literal["rotated", "bare"]
 LOSSLESS = "lossless"
+MATRICES = ("o",)
+"""A layer's matrices that a method may ask for: "o" leads from the heads' outputs back to the stream."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Needs:
     recent: newest tokens that must stay raw, counted from the end. queries: last query vectors kept for `View.queries`.
     page: tokens a page; None takes any. mass: observed attention mass for `View.mass`. ragged: rows of one layer may
     differ in length. whole: no token may be dropped from the memory. calibrated: names of fitted files that must exist.
+    drawn: the mass that each token has drawn in all steps so far, for `View.drawn`. weights: names of MATRICES for
+    `View.weights`. chunk: the most tokens of a prompt that are read at once; the plan takes the minimum. text: the memory
+    knows its tokens, for `View.pieces`.
     """
 
     recent: int = 0
@@ -44,6 +49,15 @@ class Needs:
     ragged: bool = False
     whole: bool = False
     calibrated: tuple[str, ...] = ()
+    drawn: bool = False
+    weights: tuple[str, ...] = ()
+    chunk: int | None = None
+    text: bool = False
+
+    @property
+    def observes(self) -> bool:
+        """Whether attention must be observed for it."""
+        return self.mass or self.drawn
 
     def merge(self, other: Needs) -> Needs:
         """Both at once. Raises PlanError where two methods demand different pages or keys."""
@@ -63,6 +77,10 @@ class Needs:
             self.ragged or other.ragged,
             self.whole or other.whole,
             tuple(dict.fromkeys(self.calibrated + other.calibrated)),
+            self.drawn or other.drawn,
+            tuple(dict.fromkeys(self.weights + other.weights)),
+            min((n for n in (self.chunk, other.chunk) if n is not None), default=None),
+            self.text or other.text,
         )
 
 

@@ -10,9 +10,9 @@ from typing import TypeVar, cast
 import torch
 
 from .errors import PlanError
-from .method import NOTHING, Method, Needs
+from .method import MATRICES, NOTHING, Method, Needs
 from .roles import SEATS, Admit, Decode, Encode, Evict, Head, Ingest, Pattern, Place, Position, Prompt, Prune, Review, Role, Select, Skip
-from .values import Shape
+from .values import Shape, Step
 
 PAGE = 64
 LAYERED = (Pattern, Prune, Skip, Admit, Evict, Encode, Place, Select)
@@ -51,6 +51,8 @@ class LayerPlan:
     window: int | None
     joint: tuple[int, ...] = ()
     """The layers that the codec stores together, this one among them; none where it stands alone."""
+    after: int | None = None
+    """The last of the layers among whose tokens an Evict chooses together, this one among them."""
 
     @functools.cached_property
     def seats(self) -> dict[type[Role], tuple[Method, ...]]:
@@ -82,7 +84,16 @@ class LayerPlan:
     @functools.cached_property
     def plain(self) -> bool:
         """Whether a step sees nothing but the recent zone, in the ordinary way."""
-        return not (self.settles or self.bare or self.needs.mass or self.seats[Pattern])
+        return not (self.settles or self.bare or self.observers or self.seats[Pattern])
+
+    @functools.cached_property
+    def observers(self) -> tuple[Method, ...]:
+        """The methods that look at observed attention."""
+        return tuple(m for m in self.methods if m.needs().observes)
+
+    def watches(self, step: Step) -> bool:
+        """Whether one of them wants that of a request's step; what is no Evict wants it always."""
+        return any(not isinstance(m, Evict) or m.watches(step) for m in self.observers)
 
     @functools.cached_property
     def ragged(self) -> bool:
@@ -124,7 +135,25 @@ class Plan:
             needs = functools.reduce(Needs.merge, (m.needs() for m in on), self.base.merge(Needs(ragged=pruned)))
             out.append(LayerPlan(on, needs, self.dtype, window))
         made: dict[LayerPlan, LayerPlan] = {}
-        return tuple(made.setdefault(plan, plan) for plan in _joined(out))
+        return tuple(made.setdefault(plan, plan) for plan in _chosen_together(_joined(out)))
+
+    @functools.cached_property
+    def chunk(self) -> int | None:
+        """The most tokens of a prompt that are read at once."""
+        return min((n for m in self.methods if (n := m.needs().chunk) is not None), default=None)
+
+    @functools.cached_property
+    def text(self) -> bool:
+        """Whether memories know their tokens."""
+        return any(m.needs().text for m in self.methods)
+
+    @functools.cached_property
+    def _observing(self) -> tuple[LayerPlan, ...]:
+        return tuple(dict.fromkeys(layer for layer in self.layers if layer.observers))
+
+    def watches(self, step: Step) -> bool:
+        """Whether the attention of a request's step is observed in some layer."""
+        return any(layer.watches(step) for layer in self._observing)
 
     @functools.cached_property
     def away(self) -> bool:
@@ -140,7 +169,9 @@ class Plan:
     def late(self) -> bool:
         """Whether a prompt that is read in one piece is read as without any method, which come to their turn after it."""
         early = (Prompt, Position, Ingest, Pattern, Prune, Skip, Review)
-        return not any(isinstance(m, early) or m.needs().mass or m.needs().keys == "bare" for m in self.methods)
+        wants = [m.needs() for m in self.methods]
+        looks = any(n.mass or n.drawn or n.text or n.chunk is not None or n.keys == "bare" for n in wants)
+        return not (looks or any(isinstance(m, early) for m in self.methods))
 
     def one(self, seat: type[R]) -> R | None:
         """The method on a seat that is not layered."""
@@ -191,6 +222,15 @@ def _joined(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
     return out
 
 
+def _chosen_together(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+    """Layers among whose tokens one Evict chooses together are told after which of them they settle."""
+    last = {e: layer for layer, plan in enumerate(plans) for e in plan.chain(Evict) if e.together}
+    return [
+        replace(plan, after=after) if (after := next((last[e] for e in plan.chain(Evict) if e in last), None)) is not None else plan
+        for plan in plans
+    ]
+
+
 def resolve(items: tuple[Item, ...], shape: Shape, dtype: torch.dtype = torch.float16, base: Needs = NOTHING) -> Plan:
     """Check a recipe against a model. Raises one PlanError with every problem and the nearest sound recipe."""
     reasons = _problems(items, shape)
@@ -219,6 +259,9 @@ def _alone(item: Item, shape: Shape) -> list[str]:
         reasons.append(f"{item} ends before it begins.")
     if not item.everywhere and not isinstance(m, LAYERED):
         reasons.append(f"{m.slug} serves the whole model and can't be limited to some layers.")
+    reasons += [
+        f"{m.slug} asks for a matrix {name!r}; there are {', '.join(MATRICES)}." for name in m.needs().weights if name not in MATRICES
+    ]
     if isinstance(m, WINDOWLESS) and all(shape.windows):
         reasons.append(f"{m.slug} has nothing to serve: every layer of this model is a sliding window.")
     return reasons + [f"{m.slug}: {why}" for why in _problems(tuple(map(Item, m.wrapped())), shape)]
@@ -246,6 +289,13 @@ def _unsound(a: Method, b: Method) -> list[str]:
         reasons.append(f"{a.slug} draws from whole logits, which {b.slug} never makes.")
     if isinstance(a, Evict) and a.merges and isinstance(b, Pattern):
         reasons.append(f"{b.slug} reads blocks without the weights of the entries that {a.slug} merges.")
+    if isinstance(a, Evict) and a.together and isinstance(b, Evict):
+        reasons.append(
+            f"{a.slug} chooses among the tokens of all its layers together, and {b.slug} layer by layer; give the two different layers."
+        )
+    if a.needs().observes and (isinstance(b, Pattern) or b.needs().keys == "bare"):
+        what = "reads blocks of them" if isinstance(b, Pattern) else "keeps keys bare"
+        reasons.append(f"{a.slug} counts the attention that tokens draw, which is not observed where {b.slug} {what}.")
     if isinstance(a, Encode) and a.across() > 1 and isinstance(b, (Admit, Evict)):
         reasons.append(
             f"{a.slug} stores {a.across()} layers in the same pages, so they must hold the same tokens, and {b.slug} chooses layer by "

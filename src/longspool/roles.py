@@ -133,14 +133,25 @@ class Evict(Role):
     many = True
     merges: ClassVar[bool] = False
     """Whether it returns merged entries with log-weights."""
+    together: ClassVar[bool] = False
+    """Whether it chooses among the tokens of all its layers at once. These then settle after the last of them: `weigh` is called for every
+    layer, then `keep` for every layer."""
 
     def due(self, step: Step) -> bool:
         """Whether eviction runs now: after the prompt's last chunk, after every chunk, or also while decoding."""
         return step.phase == "prefill" and step.final[0]
 
     def decodes(self) -> bool:
-        """Whether it may also run while decoding; if not, the queries it looks at are forgotten once the prompt has settled."""
+        """Whether it looks at queries while decoding, too; if not, these are forgotten once the prompt has settled."""
         return True
+
+    def watches(self, step: Step) -> bool:
+        """Whether the attention of this step is to be observed, for one that needs `mass` or `drawn`."""
+        return True
+
+    def period(self) -> int | None:
+        """The most tokens between two runs while decoding; None where it does not run then."""
+        return None
 
     def peak(self, tokens: int, chunk: int) -> int:
         """The most raw tokens a row holds before eviction runs, for a prompt of so many tokens read in chunks."""
@@ -149,6 +160,9 @@ class Evict(Role):
     def bound(self, tokens: int) -> int:
         """The most tokens a row holds after it has run, of so many."""
         return tokens
+
+    def weigh(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> None:
+        """See the candidates of a layer as `keep` will, and remember in the view's note what the choice among all layers takes."""
 
     def keep(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Kept:
         """What stays of one request's candidates k, v [R, T, D]; pos int64 [R, T] is -1 where a shorter row is padded."""

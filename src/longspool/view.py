@@ -62,7 +62,26 @@ class View(Protocol):
 
     @property
     def mass(self) -> Tensor:
-        """Attention mass that each settled token of one request drew in this step, [R, T]."""
+        """Attention mass that each token of one request drew in this step, [R, T]: of the candidates where an Evict is asked, else of all
+        tokens, settled ones first."""
+        ...
+
+    @property
+    def drawn(self) -> Tensor:
+        """Attention mass that each token has drawn in all steps so far, [R, T], of the same tokens as `mass`."""
+        ...
+
+    @property
+    def logweight(self) -> Tensor:
+        """The log-weights of an Evict's candidates, [R, T]: 0 where an entry stands for itself alone."""
+        ...
+
+    def pieces(self, pos: Tensor) -> list[str]:
+        """The text of one request's tokens at these positions, int64 [n]."""
+        ...
+
+    def weights(self, name: str) -> Tensor:
+        """A matrix of this layer, fp32 as the model multiplies by it: "o" is [M, H * D]."""
         ...
 
     def keys(self) -> list[Tensor]:

@@ -243,6 +243,7 @@ def test_books_the_bytes_that_it_holds(name: str) -> None:
         held[zone.pool.tier] += sum(zone.pool[f][p].nbytes for f in zone.pool.fields for p in pages)
         held["device"] += zone.table.nbytes + zone.length.nbytes
     held["device"] += sum(q.nbytes for layer in memory.layers for q in layer.past) + sum(layer.pos.nbytes for layer in memory.layers)
+    held["device"] += sum(layer.drawn.nbytes for layer in memory.layers if layer.drawn) + (memory.text.nbytes if memory.text else 0)
     assert memory.tiers() == held == rig.pools.ledger.now
     assert memory.bytes == sum(held.values())
     memory.free()
@@ -296,9 +297,10 @@ def test_needs_no_more_than_was_foreseen(name: str, prompt: int, answer: int) ->
 
 @pytest.mark.parametrize("name", [n for n in NAMES if issubclass(KNOWN[n], Admit | Evict | Prune)])
 def test_says_whether_it_looks_at_the_question(name: str) -> None:
-    """Two prompts that differ in their last 8 tokens, too new to be dropped: what is kept of the others differs where a method says so."""
+    """Prompts that differ in their last 8 tokens, too new to be dropped: what is kept of the others differs where a method says so."""
     rig, method = Rig(), small(example(name))
-    held = [rig.read(rig.plan(method), IDS[: PROMPT - 8] + words(8, seed)).positions(2) for seed in (11, 12)]
+    memories = [rig.read(rig.plan(method), IDS[: PROMPT - 8] + words(8, seed)) for seed in (11, 12)]
+    held = [[p for layer in range(3) for p in memory.positions(layer)] for memory in memories]
     assert method.question == method.aware()
     assert all(map(torch.equal, *held)) != method.question
 

@@ -11,6 +11,7 @@ from ..errors import LongspoolError, OutOfMemory
 from ..kernels import rope
 from ..memory import Memory, Pools, give_back_large_blocks
 from ..memory.layer import Rotate
+from ..memory.pools import Spell
 from ..model.build import Model
 from ..model.rope import Rope
 from ..plan import Plan
@@ -23,12 +24,13 @@ ALONE, SHARED = 2048, 256  # tokens of a prefill chunk: alone, and beside runnin
 
 
 class Engine:
-    """Runs requests over one model. `budget` bounds the live KV bytes on the device."""
+    """Runs requests over one model. `budget` bounds the live KV bytes on the device; `spell` says what a token's text is, for methods that
+    look at it."""
 
-    def __init__(self, model: Model, budget: int, chunk: int = ALONE) -> None:
+    def __init__(self, model: Model, budget: int, chunk: int = ALONE, spell: Spell | None = None) -> None:
         self.model, self.budget, self.chunk = model, budget, chunk
         give_back_large_blocks()
-        self.pools = Pools(model.shape, budget, model.device)
+        self.pools = Pools(model.shape, budget, model.device, model.matrix, spell)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._rotates = [_rotate(block.rope) for block in model.blocks]
@@ -111,7 +113,12 @@ class Engine:
 
     def _chunk(self, request: Request) -> int:
         decoding = any(r is not request and r.pending and r.pending.step.phase != "prefill" for r in self.running)
-        return min(self.chunk, SHARED) if decoding else self.chunk
+        chunk = self.chunk_of(request.plan)
+        return min(chunk, SHARED) if decoding else chunk
+
+    def chunk_of(self, plan: Plan) -> int:
+        """The most tokens of a prompt that a plan reads at once."""
+        return min(self.chunk, plan.chunk or self.chunk)
 
     def _batch(self) -> list[Request]:
         """All decodes, and as many prefill chunks as one chunk's tokens allow; the youngest give way when bytes are short."""

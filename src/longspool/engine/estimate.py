@@ -24,23 +24,27 @@ def page_bytes(plan: LayerPlan, shape: Shape) -> tuple[int, int]:
 @functools.lru_cache(maxsize=256)
 def need(plan: Plan, prompt: int, chunk: int, answer: int = 0) -> int:
     """Bytes on the device at the peak of a request: while its prompt is read in chunks, or when its answer ends."""
+    chunk = min(chunk, plan.chunk or chunk)
     total = sum(max(_reading(layer, plan.shape, prompt, chunk), _holding(layer, plan.shape, prompt, answer)) for layer in plan.layers)
     total += sum(_side(layer, plan.shape, prompt + answer) for layer in plan.layers)
+    total += 4 * (prompt + answer) if plan.text else 0
     total += max(_staged(layer, plan.shape, prompt + answer) for layer in plan.layers)
     total += max(_evicting(layer, plan.shape, prompt) for layer in plan.layers)
     for method in plan.methods:
         if isinstance(method, Decode) and (inner := method.beside()):
             draft = resolve(tuple(map(Item, inner)), plan.shape, plan.dtype, Needs(recent=method.needs().recent))
             total += sum(_holding(layer, plan.shape, prompt, answer) + _side(layer, plan.shape, prompt + answer) for layer in draft.layers)
-            # It is made layer by layer, each first raw and whole until the last of those that are stored together is there.
-            total += max(page_bytes(layer, plan.shape)[0] * _layers(layer) * _pages(prompt, layer) for layer in draft.layers)
+            # It is made layer by layer, each first raw and whole until the last of those that are stored or settle together is there.
+            whole = [page_bytes(layer, plan.shape)[0] * _layers(layer) * _pages(prompt, layer) for layer in draft.layers]
+            total += 4 * (prompt + answer) if draft.text else 0
+            total += sum(whole) if any(layer.after is not None for layer in draft.layers) else max(whole)
     return total
 
 
 @functools.lru_cache(maxsize=256)
 def token_bound(plan: Plan) -> int:
     """More than one new token can add on the device beside what settles: a fresh page of each kind per row, tables, queries."""
-    pages = sum(4 * sum(page_bytes(layer, plan.shape)) for layer in plan.layers)
+    pages = sum(4 * sum(page_bytes(layer, plan.shape)) for layer in plan.layers) + (4 * plan.context if plan.text else 0)
     return pages + sum(2 * _side(layer, plan.shape, plan.context) for layer in plan.layers)
 
 
@@ -71,6 +75,7 @@ def _holding(layer: LayerPlan, shape: Shape, prompt: int, answer: int) -> int:
         return raw * _pages(prompt + answer, layer)
     later = min(answer, min((a.admits(answer) for a in layer.chain(Admit)), default=answer))
     old = _kept(layer, max(prompt - layer.needs.recent, 0)) + later
+    old = min([old, *(e.bound(prompt + answer) + period for e in layer.chain(Evict) if (period := e.period()) is not None)])
     return raw * _pages(min(prompt + answer, recent), layer) + _old(layer, settled, old)
 
 
@@ -95,7 +100,8 @@ def _staged(layer: LayerPlan, shape: Shape, tokens: int) -> int:
 
 def _side(layer: LayerPlan, shape: Shape, tokens: int) -> int:
     """Bytes of kept queries and of the page tables, which grow by half."""
-    return _queries(layer, shape) + 2 * shape.kv_heads * (8 + 6 * (_pages(tokens, layer) + 4))
+    drawn = 4 * shape.kv_heads * tokens if layer.needs.drawn else 0
+    return _queries(layer, shape) + drawn + 2 * shape.kv_heads * (8 + 6 * (_pages(tokens, layer) + 4))
 
 
 def _queries(layer: LayerPlan, shape: Shape) -> int:

@@ -47,6 +47,8 @@ def forward(model: Model, asks: Sequence[Ask[Memory]]) -> list[Tensor]:
     """Run all asks in one pass and give each its reply, in order."""
     order = sorted(range(len(asks)), key=lambda i: (hash(asks[i].memory.plan), asks[i].step.phase, i))
     groups = _grouped([asks[i] for i in order])
+    for ask in asks:
+        ask.memory.read(ask.step)
     x = _streamed(model, model.embed(_cat([g.step.ids for g in groups])), groups)
     for ask in asks:
         ask.memory.seen = int(ask.step.pos[-1]) + 1
@@ -56,7 +58,7 @@ def forward(model: Model, asks: Sequence[Ask[Memory]]) -> list[Tensor]:
 def _streamed(model: Model, x: Tensor, groups: list[Group]) -> Tensor:
     """The stream after all layers: for the next token of a single request as they ran for the last one, where they can."""
     angles = _angles(model, groups)
-    if len(groups) > 1 or not _one_token(groups[0]):
+    if len(groups) > 1 or not _one_token(groups[0]) or groups[0].plan.watches(groups[0].step):
         return _layers(model, x, groups, angles)
     group, (memory,) = groups[0], groups[0].memories
     replay = memory.replay = memory.replay if isinstance(memory.replay, Replay) else Replay()
@@ -216,7 +218,7 @@ def _settle(layer: int, group: Group) -> None:
         step = group.step if len(group.memories) == 1 else group.step.of(b)
         if own.restless or own.due(step):
             try:
-                own.settle(LayerView(layer, own.shape, step, own.rows(), (own,)))
+                memory.settle(layer, step)
             except LongspoolError as error:
                 raise StepError(group.plan, error) from error
 

@@ -18,8 +18,9 @@ def teacher_forced(engine: Engine, ids: list[int], prefill: int, plan: Plan) -> 
     """Logits [n, V] piece by piece: the first `prefill` tokens in chunks as a prompt, each later token as a decode step."""
     memory = engine.empty(plan)
     try:
-        for first in range(0, prefill, engine.chunk):
-            end = min(first + engine.chunk, prefill)
+        chunk = engine.chunk_of(plan)
+        for first in range(0, prefill, chunk):
+            end = min(first + chunk, prefill)
             step = Step(torch.tensor(ids[first:end]), torch.arange(first, end), (0, end - first), (prefill,), "prefill", (end == prefill,))
             yield forward(engine.model, [Ask(step, memory, "all")])[0]
         for at in range(prefill, len(ids)):

@@ -108,7 +108,7 @@ def _dense(group: list[LayerMemory], q: Tensor, step: Step, rows: Rows | None, v
     if rows is not None and rows.total:
         parts += _settled(group, q, rows, view)
     out, lse = merge([o for o, _ in parts], [s for _, s in parts]) if len(parts) > 1 else parts[0]
-    if plan.needs.mass:
+    if plan.observers:
         observe(group, q, lse, step)
     return out
 

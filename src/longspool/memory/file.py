@@ -61,6 +61,8 @@ def save(memory: Memory, path: Path, fingerprint: str) -> int:
 
     Raises MemoryFileError where it can't be written."""
     entries = [entry for layer in memory.layers for entry in _entries(layer)]
+    if memory.text is not None:
+        entries.append(Entry.of("text", torch.from_numpy(memory.text.ids)))
     scalars: dict[str, dict[str, object]] = {}
     for slug, note in memory.notes.items():
         entries += [Entry.of(f"note.{slug}.{key}", value) for key, value in note.items() if isinstance(value, Tensor)]
@@ -98,6 +100,8 @@ def load(path: Path, plan: Plan, pools: Pools, rotates: Sequence[Rotate | None],
             for slug, note in json.loads(about["notes"]).items():
                 tensors = {name.split(".", 2)[2]: file.get_tensor(name) for name in names if name.startswith(f"note.{slug}.")}
                 memory.notes[slug] = note | tensors
+            if memory.text is not None:
+                memory.text.put(file.get_tensor("text").numpy())
     except (KeyError, ValueError) as error:
         memory.free()
         raise MemoryFileError(f"{path} does not hold what this version of its methods stores: {error}.") from None
@@ -120,6 +124,8 @@ def _entries(layer: LayerMemory) -> Iterator[Entry]:
     yield Entry.of(f"{layer.layer}.pos", torch.from_numpy(layer.pos.array()))
     if layer.past:
         yield Entry.of(f"{layer.layer}.past", torch.cat(layer.past))
+    if layer.drawn is not None:
+        yield Entry.of(f"{layer.layer}.drawn", layer.drawn.whole(layer.longest + len(layer.pos)))
 
 
 def _zone(name: str, zone: Zone) -> Iterator[Entry]:
@@ -137,6 +143,8 @@ def _restore(layer: LayerMemory, tensors: dict[str, Tensor], gone: int) -> None:
     layer.pos.append(tensors["pos"].numpy())
     layer.account()
     layer.gone = gone
+    if layer.drawn is not None:
+        layer.drawn.put(tensors["drawn"])
     if "past" in tensors:
         layer.remember([tensors["past"]])
 

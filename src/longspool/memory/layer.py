@@ -12,9 +12,10 @@ from ..errors import LongspoolError
 from ..kernels import append_rows, gather_rows
 from ..method import Method
 from ..plan import PAGE, LayerPlan
-from ..roles import Admit, Evict, Place, Store
+from ..roles import Evict, Store
 from ..values import Rows, Span, Step
 from ..values.step import Phase
+from .drawn import Drawn
 from .pool import Pool
 from .pools import Pools, Summaries, encoder
 from .positions import Positions
@@ -58,6 +59,8 @@ class LayerMemory:
         self.earlier = tuple(earlier) if self.span.last else ()
         self.pos = Positions()
         self.mass: Tensor | None = None
+        """What each token drew in the present step, if that was observed."""
+        self.drawn = Drawn(self.shape.kv_heads, pools.ledger, self.device) if plan.needs.drawn else None
         self.held = self._side = 0
         self.gone = 0
         """The position after the last token that has left the recent zone."""
@@ -85,6 +88,11 @@ class LayerMemory:
     def device(self) -> torch.device:
         """Where it attends. Tables and positions stay on the CPU."""
         return self.recent.pool.device
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest settled row."""
+        return int(self.settled.length.max()) if self.settled is not None else 0
 
     def queries(self) -> Tensor:
         """The last queries, [H, n, D]."""
@@ -140,6 +148,7 @@ class LayerMemory:
         """Make room for one request's new tokens and remember its queries; the keys are appended by `write`."""
         self.recent.grow(pos.shape[0])
         self.pos.append(pos.numpy())
+        self.mass = None
         self.account()
         if (keep := self.plan.needs.queries) and (phase == "prefill" or not self.plan.evicts_prompts_only):
             keep += self.plan.rollback
@@ -161,6 +170,10 @@ class LayerMemory:
         """The evictors that run after this step."""
         return [e for e in self.plan.chain(Evict) if e.due(step)]
 
+    def awaits(self, step: Step) -> bool:
+        """Whether after this step it settles together with the other layers among whose tokens an Evict chooses."""
+        return self.plan.after is not None and any(e.together for e in self.due(step))
+
     def drop(self, n: int) -> None:
         """The n oldest tokens, whole pages, leave the recent zone."""
         self.gone = int(self.pos.array(n)[-1]) + 1
@@ -179,42 +192,6 @@ class LayerMemory:
         if isinstance(method, Method):
             for name, amount in amounts.items():
                 self.actions[method.slug][name] += amount
-
-    def growth(self, step: Step) -> tuple[int, int, int, int]:
-        """Bytes on the device that one request's step adds at most: when its tokens enter, while what is elsewhere is fetched, when old
-        tokens settle; and what is freed after that."""
-        raw, count = self.recent.pool, len(step.ids)
-        keep = self.plan.needs.queries and self.plan.needs.queries + self.plan.rollback
-        fresh = self.recent.wants(count)
-        enter = fresh * raw.page_bytes + self.recent.growth(fresh) + min(count, keep) * self.shape.heads * self.shape.head_dim * 4
-        old, due = max(len(self.pos) + count - self.plan.needs.recent - (self.plan.window or 0), 0), self.due(step)
-        waits = bool(self.plan.chain(Evict)) and not due and step.phase == "prefill" and not step.final[0]
-        if not due and (waits or old < max(raw.page, PAGE)):
-            return enter, self._staged(), 0, 0
-        moves = old // raw.page * self.shape.kv_heads * len(self.span.layers)
-        if self.settled is None:
-            return enter, 0, 0, moves * raw.page_bytes if self.plan.window else 0
-        if not self.span.last:
-            return enter, self._staged(), 0, 0
-        admitted = min([old // raw.page * raw.page, *(a.admits(old) for a in self.plan.chain(Admit))])
-        new = self._resettled(old, due) if due else self.settled.wants(admitted)
-        size = self.store.page_bytes if self.store.tier == "device" else 0
-        return enter, self._staged(), new * size + self.settled.growth(max(new, 0)), moves * raw.page_bytes
-
-    def _resettled(self, old: int, due: list[Evict]) -> int:
-        """Settled pages that an eviction adds at most; it gives the present ones back first."""
-        assert self.settled is not None
-        longest = int(self.settled.length.max()) + old
-        kept = min([longest, *(e.bound(longest) for e in due)])
-        return (kept // self.store.page + 2) * self.shape.kv_heads - int(self.settled.filled.sum())
-
-    def _staged(self) -> int:
-        """Bytes that are fetched to the device at once."""
-        place = self.plan.one(Place)
-        if self.settled is None or place is None or self.store.tier == "device":
-            return 0
-        heads = self.shape.kv_heads
-        return int(self.settled.filled.max()) * place.widest(heads) * self.store.page_bytes
 
     # ---- life
 
@@ -236,6 +213,9 @@ class LayerMemory:
         self.recent.truncate(n)
         self.pos.keep(n)
         self.account()
+        if self.drawn is not None:
+            held = self.longest + n
+            self.drawn.put(self.drawn.whole(held + taken)[:, :held])
         if self.past:
             self.remember([torch.cat(self.past)[:-taken].clone()])
 
@@ -245,10 +225,12 @@ class LayerMemory:
             mine.take_over(theirs)
         self.pos, self.gone = other.pos.copy(), other.gone
         self.account()
+        if self.drawn is not None and other.drawn is not None:
+            self.drawn.put(other.drawn.whole(other.longest + len(other.pos)))
         self.remember(list(other.past))
 
     def take_over(self, other: LayerMemory, since: int = 0) -> None:
-        """Append the other memory's tokens from position `since` on to the recent zone, and know its queries."""
+        """Append the other memory's tokens from position `since` on to the recent zone, and know its queries and what they drew."""
         first = int(other.pos.below(since))
         rows = other.read_recent(first)
         pos = other.pos.array()[first:]
@@ -256,6 +238,10 @@ class LayerMemory:
             settled = other.read_settled()
             pos = np.concatenate([other.positions()[0].numpy()[: len(settled[0][0])], pos])
             rows = [(torch.cat([a, c]), torch.cat([b, d])) for (a, b), (c, d) in zip(settled, rows, strict=True)]
+        if self.drawn is not None and other.drawn is not None:
+            theirs = other.drawn.whole(other.longest + len(other.pos))[:, 0 if since == 0 else other.longest + first :]
+            self.drawn.put(torch.cat([self.drawn.whole(self.longest + len(self.pos)), theirs], 1))
+        self.mass = other.mass if since == 0 else None
         start = self.recent.length.copy()
         self.recent.grow(len(pos))
         self.pos.append(pos)
@@ -269,6 +255,8 @@ class LayerMemory:
     def free(self) -> None:
         """Give every page back."""
         self.remember([])
+        if self.drawn is not None:
+            self.drawn.put(torch.zeros(self.shape.kv_heads, 0))
         self.pos.keep(0)
         self.account()
         for zone in self.zones:
@@ -276,8 +264,9 @@ class LayerMemory:
 
     @property
     def bytes(self) -> int:
-        """Live bytes: pages in full, tables, positions and kept queries."""
-        return sum(z.bytes + z.side for z in self.zones) + self.pos.nbytes + sum(q.nbytes for q in self.past)
+        """Live bytes: pages in full, tables, positions, kept queries and what tokens have drawn."""
+        drawn = self.drawn.nbytes if self.drawn is not None else 0
+        return sum(z.bytes + z.side for z in self.zones) + self.pos.nbytes + sum(q.nbytes for q in self.past) + drawn
 
     def check(self) -> None:
         """Raise AssertionError where tables, lengths and positions don't fit together."""

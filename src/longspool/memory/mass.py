@@ -16,10 +16,18 @@ if TYPE_CHECKING:
 
 
 def observe(group: list[LayerMemory], q: Tensor, lse: Tensor, step: Step) -> None:
-    """Set `memory.mass` [R, T] of each request: settled tokens first. lse [N, H] is the final one over all parts."""
+    """Set `memory.mass` [R, T] of each request whose step is watched, settled tokens first, and add it to what they have drawn. lse [N, H]
+    is the final one over all parts."""
     for i, memory in enumerate(group):
-        a, b = step.spans[i], step.spans[i + 1]
-        memory.mass = _mass(memory, q[a:b].contiguous(), lse[a:b].contiguous(), step.of(i))
+        a, b, own = step.spans[i], step.spans[i + 1], step.of(i)
+        if not memory.plan.watches(own):
+            continue
+        mass = _mass(memory, q[a:b].contiguous(), lse[a:b].contiguous(), own)
+        if memory.plan.needs.mass:
+            memory.mass = mass
+        # What a flow verifies it may take back.
+        if memory.drawn is not None and step.phase != "verify":
+            memory.drawn.add(mass)
 
 
 def _mass(memory: LayerMemory, q: Tensor, lse: Tensor, step: Step) -> Tensor:

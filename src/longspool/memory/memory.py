@@ -11,8 +11,11 @@ from ..errors import LongspoolError
 from ..plan import Plan
 from ..roles import RequestMemory
 from ..values import Step
+from .growth import growth
 from .layer import LayerMemory, Rotate
 from .pools import Pools
+from .settle import weigh
+from .text import Text
 from .view import LayerView, counters
 
 
@@ -25,6 +28,7 @@ class Memory:
         self.replay: object = None  # the engine's, to run the next token as it ran the last
         self.notes: dict[str, dict[str, object]] = {}
         self.actions = counters()
+        self.text = Text(pools) if plan.text else None
         self.layers: list[LayerMemory] = []
         for layer, (own, rotate) in enumerate(zip(plan.layers, self.rotates, strict=True)):
             earlier = [self.layers[i] for i in own.joint if i < layer]
@@ -42,6 +46,17 @@ class Memory:
         """The positions that each KV head of a layer still holds, ascending int64."""
         return self.layers[layer].positions()
 
+    def read(self, step: Step) -> None:
+        """Know the tokens of a step that is about to run."""
+        if self.text is not None:
+            self.text.read(step.ids, int(step.pos[0]))
+
+    def know(self, other: Memory) -> None:
+        """Have seen what another memory has."""
+        self.seen = other.seen
+        if self.text is not None and other.text is not None:
+            self.text.put(other.text.ids)
+
     def truncate(self, upto: int) -> None:
         """Forget the tokens at position `upto` and later. Only the recent zone can be rolled back."""
         for layer in self.layers:
@@ -51,7 +66,7 @@ class Memory:
     def fork(self) -> Memory:
         """The same tokens under the same plan; pages are shared and copied when one side writes."""
         twin = Memory(self.plan, self.pools, self.rotates)
-        twin.seen = self.seen
+        twin.know(self)
         twin.notes.update({name: dict(note) for name, note in self.notes.items()})
         for mine, theirs in zip(twin.layers, self.layers, strict=True):
             mine.share(theirs)
@@ -60,24 +75,41 @@ class Memory:
     def refit(self, plan: Plan, step: Step) -> Memory:
         """The same tokens under another plan, settled as after a prompt. `step` is the last one that this memory saw."""
         twin = Memory(plan, self.pools, self.rotates)
-        twin.seen = self.seen
+        twin.know(self)
         try:
-            for old, new in zip(self.layers, twin.layers, strict=True):
+            for layer, (old, new) in enumerate(zip(self.layers, twin.layers, strict=True)):
                 new.take_over(old)
-                new.settle(LayerView(new.layer, new.shape, step, new.rows(), (new,)))
+                twin.settle(layer, step)
         except LongspoolError:
             twin.free()
             raise
         return twin
 
     def growth(self, step: Step) -> int:
-        """Bytes on the device that this request's step adds at most, at its peak: one layer after another."""
-        now = peak = 0
+        """Bytes on the device that this request's step adds at most, at its peak: one layer after another, while those among whose tokens
+        an Evict chooses together settle after the last of them."""
+        now = peak = 0 if self.text is None else 4 * len(step.ids)
+        late: dict[int | None, list[tuple[int, int]]] = {}
         for layer in self.layers:
-            enter, fetched, settled, freed = layer.growth(step)
-            peak = max(peak, now + enter + max(fetched, settled, 0))
-            now += enter + settled - freed
+            enter, fetched, *settles = growth(layer, step)
+            peak, now = max(peak, now + enter + fetched), now + enter
+            after = layer.plan.after if layer.awaits(step) else layer.layer
+            late.setdefault(after, []).append((settles[0], settles[1]))
+            for settled, freed in late.pop(layer.layer, []):
+                peak, now = max(peak, now + settled), now + settled - freed
         return peak
+
+    def settle(self, layer: int, step: Step) -> None:
+        """Let old tokens settle after a layer: its own, or those of all layers among which an Evict chooses, after the last of them."""
+        members = [self.layers[layer]]
+        if members[0].awaits(step):
+            if members[0].plan.after != layer:
+                return
+            members = [m for m in self.layers if m.plan.after == layer]
+            for m in members:
+                weigh(m, LayerView(m.layer, m.shape, step, m.rows(), (m,), text=self.text))
+        for m in members:
+            m.settle(LayerView(m.layer, m.shape, step, m.rows(), (m,), text=self.text))
 
     def adopt(self, other: RequestMemory, since: int) -> None:
         """Replace the tokens from position `since` on by the other memory's; both hold them in their recent zones."""
@@ -85,10 +117,12 @@ class Memory:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.truncate(since)
             mine.take_over(theirs, since)
-        self.seen = other.seen
+        self.know(other)
 
     def free(self) -> None:
         """Give every page back."""
+        if self.text is not None:
+            self.text.put(self.text.ids[:0])
         for layer in self.layers:
             layer.free()
 
@@ -98,8 +132,8 @@ class Memory:
 
     @property
     def bytes(self) -> int:
-        """Live bytes of the pages, tables, positions and kept queries of this request; a shared page counts in full."""
-        return sum(layer.bytes for layer in self.layers)
+        """Live bytes of the pages, tables, positions, kept queries and tokens of this request; a shared page counts in full."""
+        return sum(layer.bytes for layer in self.layers) + (0 if self.text is None else self.text.nbytes)
 
     def tiers(self) -> dict[str, int]:
         """Live bytes by tier."""

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 import torch
 from torch import Tensor
 
+from ..errors import LongspoolError
 from ..plan import LayerPlan
 from ..roles import Encode, Field, Place, Select
 from ..values import Shape
 from .pool import Ledger, Pool
 from .raw import Raw
 
+Matrix = Callable[[int, str], Tensor]
+"""A matrix of the model by layer and name, fp32."""
+Spell = Callable[[int], str]
+"""A token's text."""
+
+
+def _no_matrix(layer: int, name: str) -> Tensor:
+    raise LongspoolError(f"A method asks for the matrix {name!r} of layer {layer}, and these memories belong to no model.")
+
+
+def _no_text(token: int) -> str:
+    raise LongspoolError("A method looks at the text of tokens, and these memories know no tokenizer.")
+
 
 class Pools:
     """Makes pools on demand. `capacity` is the address space in bytes of each on the device, the machine's memory that of the others;
-    what is not touched costs nothing."""
+    what is not touched costs nothing. `matrix` gives what methods may see of the model's weights, `spell` what its tokens say."""
 
-    def __init__(self, shape: Shape, capacity: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, shape: Shape, capacity: int, device: torch.device | None = None, matrix: Matrix | None = None, spell: Spell | None = None
+    ) -> None:
         self.shape, self.capacity, self.device = shape, capacity, device
+        self.matrix, self.spell = matrix or _no_matrix, spell or _no_text
         self.beyond = max(psutil.virtual_memory().total, capacity)
         self.ledger = Ledger()
         self._made: dict[tuple[object, ...], Pool] = {}

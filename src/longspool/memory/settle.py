@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..roles import Admit, Evict, Kept, Select
-from .tiles import Row, Tiles, pad_rows, tile
+from ..roles import Admit, Evict, Select
+from .drawn import Drawn
+from .tiles import Candidates, Row, Tiles, pad_rows, tile
 from .view import LayerView
 
 if TYPE_CHECKING:
@@ -24,24 +26,48 @@ def settle(memory: LayerMemory, view: LayerView) -> None:
         _slide(memory, plan.window + plan.needs.recent)
     if memory.settled is None or not memory.span.last:
         return
-    n = max(len(memory.pos) - plan.needs.recent, 0) // page * page
-    due = memory.due(step)
+    n, due = _old(memory), memory.due(step)
     waits = plan.chain(Evict) and not due and step.phase == "prefill" and not step.final[0]
     if waits or not (n or (due and memory.settled.length.any())):
         return
     memory.held = len(memory.pos) - n
+    recent = [None if m.drawn is None else m.drawn.whole(m.longest + len(m.pos))[:, m.longest + n :] for m in memory.members]
     if due:
-        _resettle(memory, n, due, view)
+        drawn = [_resettle(memory, n, due, view)]
     elif plan.chain(Admit) or (memory.settled.length % page).any():
         k, v = _stacked(memory.read_recent(0, n))
-        _append(memory, _admitted(memory, k, v, _pos_rows(memory, n), view))
+        pos = _pos_rows(memory, n)
+        ok = _admitted(memory, k, v, pos, view)
+        drawn = [_settled_mass(memory, memory.drawn, n, ok)]
+        _append(memory, _chosen(k, v, pos, ok))
     else:
+        drawn = [_settled_mass(m, m.drawn, n, None) for m in memory.members]
         _hand_over(memory, n)
-    if n:
-        for member in memory.members:
+    for member, old, new in zip(memory.members, drawn, recent, strict=True):
+        if member.drawn is not None and old is not None and new is not None:
+            member.drawn.put(torch.cat([pad_rows(old), new], 1))
+        if n:
             member.drop(n)
     if due and plan.evicts_prompts_only and step.final[0]:
         memory.remember([])
+
+
+def weigh(memory: LayerMemory, view: LayerView) -> None:
+    """Show the candidates to the evictors that choose among the tokens of several layers."""
+    n = _old(memory)
+    if memory.settled is None or not (n or memory.settled.length.any()):
+        return
+    memory.held = len(memory.pos) - n
+    found = _candidates(memory, n, view, counted=False)
+    for method in memory.due(view.step):
+        if method.together:
+            method.weigh(found.k, found.v, found.pos, replace(view, candidates=found))
+
+
+def _old(memory: LayerMemory) -> int:
+    """How many of the recent tokens may settle: whole pages of what nobody needs raw."""
+    page = memory.recent.pool.page
+    return max(len(memory.pos) - memory.plan.needs.recent, 0) // page * page
 
 
 def _slide(memory: LayerMemory, reach: int) -> None:
@@ -49,6 +75,8 @@ def _slide(memory: LayerMemory, reach: int) -> None:
     page = memory.recent.pool.page
     dead = int(memory.pos.below(memory.pos.last - reach + 1)) // page
     if dead:
+        if memory.drawn is not None:
+            memory.drawn.put(memory.drawn.whole(len(memory.pos))[:, dead * page :])
         memory.drop(dead * page)
 
 
@@ -73,46 +101,68 @@ def _raw_pages(memory: LayerMemory, count: int) -> tuple[Tensor, Tensor]:
     return memory.recent.pool["k"][source].float(), memory.recent.pool["v"][source].float()
 
 
-def _resettle(memory: LayerMemory, n: int, evicts: list[Evict], view: LayerView) -> None:
-    """Everything settled competes with the n tokens that are due; what is kept is written anew."""
+def _resettle(memory: LayerMemory, n: int, evicts: list[Evict], view: LayerView) -> list[Tensor] | None:
+    """Everything settled competes with the n tokens that are due; what is kept is written anew. What the kept ones have drawn, for each
+    row."""
     assert memory.settled is not None
-    k, v, pos, weight = _candidates(memory, n, view)
-    all_of_them = int((pos >= 0).sum())
+    found = _candidates(memory, n, view)
+    all_of_them = found.count
     for method in evicts:
-        before = int((pos >= 0).sum())
-        kept = method.keep(k, v, pos, view)
-        k, v, pos, weight = _apply(kept, k, v, pos, weight)
-        if gone := before - int((pos >= 0).sum()):
-            memory.count(method, candidates=before, evicted=gone)
-    if n == 0 and int((pos >= 0).sum()) == all_of_them:
-        return
-    memory.settled.truncate(0)
-    counts = (pos >= 0).sum(1).tolist()
-    _append(memory, [(k[r, :m], v[r, :m], pos[r, :m], None if weight is None else weight[r, :m]) for r, m in enumerate(counts)])
+        before = found.count
+        found = found.take(method.keep(found.k, found.v, found.pos, replace(view, candidates=found)))
+        if found.count < before:
+            memory.count(method, candidates=before, evicted=before - found.count)
+    if n or found.count < all_of_them:
+        memory.settled.truncate(0)
+        _append(memory, found.rows())
+    return found.ragged(found.drawn)
 
 
-def _candidates(memory: LayerMemory, n: int, view: LayerView) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Settled tokens and the n due ones that are admitted: k, v [R, T, D], pos [R, T] (-1 pads), weight [R, T] or None."""
+def _candidates(memory: LayerMemory, n: int, view: LayerView, counted: bool = True) -> Candidates:
+    """Settled tokens and the n due ones that are admitted."""
     k, v = _stacked(memory.read_recent(0, n))
-    fresh = _admitted(memory, k, v, _pos_rows(memory, n), view)
-    old, old_pos = memory.read_settled(), memory.settled_field("pos")
+    pos = _pos_rows(memory, n)
+    ok = _admitted(memory, k, v, pos, view, counted)
+    fresh, old = _chosen(k, v, pos, ok), memory.read_settled()
     keys = [torch.cat([a, f[0]]) for (a, _), f in zip(old, fresh, strict=True)]
     values = [torch.cat([b, f[1]]) for (_, b), f in zip(old, fresh, strict=True)]
-    pos = [torch.cat([p.long().to(f[2].device), f[2]]) for p, f in zip(old_pos, fresh, strict=True)]
+    at = [torch.cat([p.long().to(f[2].device), f[2]]) for p, f in zip(memory.settled_field("pos"), fresh, strict=True)]
     weight = None
     if memory.plan.weighted:
         weight = pad_rows([torch.cat([w, torch.zeros(len(f[2]))]) for w, f in zip(memory.settled_field("weight"), fresh, strict=True)])
         weight = weight.to(memory.device)
-    return pad_rows(keys), pad_rows(values), pad_rows(pos, -1), weight
+    mass, drawn = (_settled_mass(memory, of, n, ok) for of in (memory.mass, memory.drawn))
+    return Candidates(
+        pad_rows(keys), pad_rows(values), pad_rows(at, -1), weight, *(None if m is None else pad_rows(m) for m in (mass, drawn))
+    )
 
 
-def _admitted(memory: LayerMemory, k: Tensor, v: Tensor, pos: Tensor, view: LayerView) -> list[Row]:
-    """Per row k, v, pos of the tokens that every Admit lets in."""
+def _settled_mass(memory: LayerMemory, of: Tensor | Drawn | None, n: int, ok: Tensor | None) -> list[Tensor] | None:
+    """The mass of each row's settled tokens and of the n oldest recent ones, or of those among these that are let in."""
+    if of is None or memory.settled is None:
+        return None
+    first = memory.longest
+    mass = of.whole(first + len(memory.pos)) if isinstance(of, Drawn) else of
+    new = mass[:, first : first + n]
+    return [
+        torch.cat([mass[r, : int(length)], new[r] if ok is None else new[r, ok[r].to(mass.device)]])
+        for r, length in enumerate(memory.settled.length)
+    ]
+
+
+def _admitted(memory: LayerMemory, k: Tensor, v: Tensor, pos: Tensor, view: LayerView, counted: bool = True) -> Tensor:
+    """Which tokens every Admit lets in, bool [R, T]."""
     ok = torch.ones(pos.shape, dtype=torch.bool, device=pos.device)
     for method in memory.plan.chain(Admit):
         mine = method.admit(k, v, pos, view)
-        memory.count(method, seen=mine.numel(), dropped=int((ok & ~mine).sum()))
+        if counted:
+            memory.count(method, seen=mine.numel(), dropped=int((ok & ~mine).sum()))
         ok = ok & mine
+    return ok
+
+
+def _chosen(k: Tensor, v: Tensor, pos: Tensor, ok: Tensor) -> list[Row]:
+    """Per row k, v and pos of the tokens that are let in."""
     return [(k[r, m], v[r, m], pos[r, m], None) for r, m in enumerate(ok)]
 
 
@@ -163,13 +213,3 @@ def _stacked(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def _pos_rows(memory: LayerMemory, n: int) -> Tensor:
     return torch.from_numpy(memory.pos.array(n)).to(memory.device).expand(memory.shape.kv_heads, n)
-
-
-def _apply(kept: Kept, k: Tensor, v: Tensor, pos: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The candidates that are kept, with merged entries in their places."""
-    keys = kept.k or tuple(k[r, i] for r, i in enumerate(kept.index))
-    values = kept.v or tuple(v[r, i] for r, i in enumerate(kept.index))
-    if weight is not None or kept.weight is not None:
-        old = pos.new_zeros(pos.shape, dtype=torch.float32) if weight is None else weight
-        weight = pad_rows([old[r, i] if kept.weight is None else kept.weight[r] for r, i in enumerate(kept.index)])
-    return pad_rows(list(keys)), pad_rows(list(values)), pad_rows([pos[r, i] for r, i in enumerate(kept.index)], -1), weight

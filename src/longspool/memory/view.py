@@ -15,6 +15,8 @@ from ..values.budget import Measure
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
+    from .text import Text
+    from .tiles import Candidates
 
 Counters = dict[str, dict[str, float]]
 
@@ -33,6 +35,9 @@ class LayerView:
     rows: Rows
     memories: tuple[LayerMemory, ...]
     fresh: tuple[Tensor, Tensor, Tensor] | None = None
+    candidates: Candidates | None = None
+    """What an Evict is asked about."""
+    text: Text | None = None
 
     @property
     def _own(self) -> LayerMemory:
@@ -48,11 +53,42 @@ class LayerView:
 
     @property
     def mass(self) -> Tensor:
-        """Attention mass per stored token in this step, settled ones first, [R, T]."""
+        """Attention mass per token in this step, [R, T]: of an Evict's candidates, else of all tokens, settled ones first."""
         if not self._own.plan.needs.mass:
             raise PlanError("A method reads view.mass but does not declare Needs(mass=True).")
-        assert self._own.mass is not None
-        return self._own.mass
+        mass = self._own.mass if self.candidates is None else self.candidates.mass
+        if mass is None:
+            raise PlanError("A method reads view.mass in a step that it does not watch.")
+        return mass
+
+    @property
+    def drawn(self) -> Tensor:
+        """Attention mass per token in all steps so far, [R, T], of the same tokens as `mass`."""
+        own = self._own
+        if own.drawn is None:
+            raise PlanError("A method reads view.drawn but does not declare Needs(drawn=True).")
+        if self.candidates is not None and self.candidates.drawn is not None:
+            return self.candidates.drawn
+        return own.drawn.whole(own.longest + len(own.pos))
+
+    @property
+    def logweight(self) -> Tensor:
+        """The log-weights of an Evict's candidates, [R, T]."""
+        assert self.candidates is not None, "only an Evict has candidates"
+        weight = self.candidates.weight
+        return self.candidates.pos.new_zeros(self.candidates.pos.shape, dtype=self.candidates.k.dtype) if weight is None else weight
+
+    def pieces(self, pos: Tensor) -> list[str]:
+        """The text of the tokens at these positions."""
+        if self.text is None:
+            raise PlanError("A method reads view.pieces but does not declare Needs(text=True).")
+        return self.text.pieces(pos)
+
+    def weights(self, name: str) -> Tensor:
+        """A matrix of this layer, fp32."""
+        if name not in self._own.plan.needs.weights:
+            raise PlanError(f"A method reads view.weights({name!r}) but does not declare Needs(weights=({name!r},)).")
+        return self._own.pools.matrix(self.layer, name)
 
     @property
     def measure(self) -> Measure:

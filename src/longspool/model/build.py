@@ -43,6 +43,11 @@ class Model:
         """What lies between neighbouring layers' attentions: from the stream and what attention gave to the next layer's heads."""
         return tuple(a.exit.then(b.entry) for a, b in pairwise(self.blocks))
 
+    def matrix(self, layer: int, name: str) -> Tensor:
+        """A layer's matrix, fp32: "o", from what attention gave to the stream, [W, H * D]."""
+        weight = {"o": self.blocks[layer].outward}[name].weight
+        return weight if isinstance(weight, Tensor) else weight.unpack()
+
     def final(self, x: Tensor) -> Tensor:
         """The last norm, [N, W]."""
         return self._last(x)

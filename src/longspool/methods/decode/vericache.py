@@ -36,7 +36,15 @@ class VeriCache(Method, Decode):
     def needs(self) -> Needs:
         drafts = [m.needs() for m in self.inner]
         keys = next((need.keys for need in drafts if need.keys), None)
-        return Needs(recent=self.horizon + 1, queries=max((need.queries for need in drafts), default=0), keys=keys, whole=True)
+        return Needs(
+            recent=self.horizon + 1,
+            queries=max((need.queries for need in drafts), default=0),
+            keys=keys,
+            mass=any(need.mass for need in drafts),
+            whole=True,
+            drawn=any(need.drawn for need in drafts),
+            text=any(need.text for need in drafts),
+        )
 
     def check(self, shape: Shape) -> list[str]:
         reasons = [] if self.horizon >= 1 else [f"horizon={self.horizon} must be at least 1."]

@@ -6,21 +6,20 @@ head gets less than `floor` of its equal share:  n_r = floor * b + (the rest by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...method import Method, Needs, Paper, Trial
-from ...roles import Evict, Kept, View
-from ...values import Shape, Step
-from .base import ScoreEvict
+from ...method import Needs, Paper, Trial
+from ...roles import Kept, View
+from ...values import Shape
+from .base import Around
 
 
 @dataclass(frozen=True)
-class AdaKV(Method, Evict):
-    inner: ScoreEvict = field(metadata={"wraps": "one"})
+class AdaKV(Around):
     floor: float = 0.2
 
     paper: ClassVar[Paper] = Paper(
@@ -45,27 +44,10 @@ class AdaKV(Method, Evict):
         return self.inner.needs().merge(Needs(ragged=True))
 
     def check(self, shape: Shape) -> list[str]:
-        if not isinstance(self.inner, ScoreEvict):
-            return [f"it wraps an evictor by score such as snapkv, not {self.inner.slug}."]
-        return [] if 0 <= self.floor <= 1 else [f"floor={self.floor} must be between 0 and 1."]
-
-    def aware(self) -> bool:
-        return self.inner.aware()
-
-    def due(self, step: Step) -> bool:
-        return self.inner.due(step)
-
-    def decodes(self) -> bool:
-        return self.inner.decodes()
-
-    def peak(self, count: int, chunk: int) -> int:
-        return self.inner.peak(count, chunk)
-
-    def bound(self, count: int) -> int:
-        return self.inner.bound(count)
+        return super().check(shape) or ([] if 0 <= self.floor <= 1 else [f"floor={self.floor} must be between 0 and 1."])
 
     def keep(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Kept:
-        return self.inner.keep_allotted(k, v, pos, view, self.allot)
+        return self.inner.keep_allotted(k, v, pos, view, self.inner.room(view), self.allot)
 
     def allot(self, score: Tensor, room: int) -> Tensor:
         """Tokens per row, int64 [R], together R * room."""

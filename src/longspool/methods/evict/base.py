@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ...method import Cost, Method
+from ...method import Cost, Method, Needs
 from ...roles import Evict, Kept, View
 from ...values import Shape, Step
 from ...values.budget import Budget, Measure, counts_tokens, problems, tokens
@@ -33,13 +33,8 @@ class ScoreEvict(Method, Evict):
     budget: Budget = 1024
     when: str | int = "prompt"
 
-    @property
-    def protected(self) -> int:
-        """Tokens that are kept whatever they score."""
-        return self.needs().recent
-
     def check(self, shape: Shape) -> list[str]:
-        reasons = problems(self.budget, self.protected)
+        reasons = problems(self.budget, self.needs().recent)
         if self.when not in ("prompt", "chunk") and not (isinstance(self.when, int) and self.when > 0):
             reasons.append(f"when={self.when!r} must be 'prompt', 'chunk' or a number of tokens.")
         return reasons
@@ -55,6 +50,9 @@ class ScoreEvict(Method, Evict):
     def decodes(self) -> bool:
         return isinstance(self.when, int)
 
+    def period(self) -> int | None:
+        return self.when if isinstance(self.when, int) else None
+
     def peak(self, count: int, chunk: int) -> int:
         return count if self.when == "prompt" else min(count, self.bound(count) + chunk)
 
@@ -65,13 +63,16 @@ class ScoreEvict(Method, Evict):
         """How much each candidate matters, [R, T] for k, v [R, T, D]."""
         raise NotImplementedError
 
-    def keep(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Kept:
-        return self.keep_allotted(k, v, pos, view, even)
+    def room(self, view: View) -> int:
+        """Candidates that a row keeps: the budget without what stays recent."""
+        return max(tokens(self.budget, view.measure) - view.held, 1)
 
-    def keep_allotted(self, k: Tensor, v: Tensor, pos: Tensor, view: View, allot: Allot) -> Kept:
-        """The best of each row, as many as `allot` gives it."""
+    def keep(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Kept:
+        return self.keep_allotted(k, v, pos, view, self.room(view), even)
+
+    def keep_allotted(self, k: Tensor, v: Tensor, pos: Tensor, view: View, room: int, allot: Allot) -> Kept:
+        """The best of each row, as many as `allot` gives it where all rows share alike would keep `room`."""
         real = pos >= 0
-        room = max(tokens(self.budget, view.measure) - view.held, 1)
         if int(real.sum(1).max()) <= room:
             return Kept(tuple(torch.nonzero(row)[:, 0] for row in real))
         score = self.score(k, v, pos, view).masked_fill(~real, -torch.inf)
@@ -81,3 +82,37 @@ class ScoreEvict(Method, Evict):
 
     def cost(self, shape: Shape) -> Cost:
         return Cost(moved=(self.budget if isinstance(self.budget, int) else 0) * shape.head_dim * 4)
+
+
+@dataclass(frozen=True)
+class Around(Method, Evict):
+    """Shares out the budget of an evictor by score, and is otherwise as that one."""
+
+    inner: ScoreEvict = field(metadata={"wraps": "one"})
+
+    def needs(self) -> Needs:
+        return self.inner.needs()
+
+    def check(self, shape: Shape) -> list[str]:
+        return [] if isinstance(self.inner, ScoreEvict) else [f"it wraps an evictor by score such as snapkv, not {self.inner.slug}."]
+
+    def aware(self) -> bool:
+        return self.inner.aware()
+
+    def due(self, step: Step) -> bool:
+        return self.inner.due(step)
+
+    def decodes(self) -> bool:
+        return self.inner.decodes()
+
+    def watches(self, step: Step) -> bool:
+        return self.inner.watches(step)
+
+    def period(self) -> int | None:
+        return self.inner.period()
+
+    def peak(self, count: int, chunk: int) -> int:
+        return self.inner.peak(count, chunk)
+
+    def bound(self, count: int) -> int:
+        return self.inner.bound(count)

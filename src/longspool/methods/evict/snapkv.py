@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool1d
 
+from ...kernels.window import smoothed, window_attention
 from ...method import Needs, Paper, Trial
 from ...roles import View
 from ...values import Shape
@@ -62,27 +61,5 @@ class SnapKV(ScoreEvict):
         return reasons
 
     def score(self, k: Tensor, v: Tensor, pos: Tensor, view: View) -> Tensor:
-        s, q, real = view.shape, view.queries, (pos >= 0).float()
-        q = q.reshape(s.kv_heads, s.group * q.shape[1], s.head_dim)  # [R, G*n, D]
-        total = torch.stack([_normaliser(q[r], keys, s) for r, keys in enumerate(view.keys())])
-        mean = torch.exp(_logits(q, k, s) - total[..., None]).mean(1) * real  # [R, T]
-        return _pooled(mean, self.kernel) / _pooled(real, self.kernel).clamp_min(1 / self.kernel)
-
-
-def _logits(q: Tensor, k: Tensor, shape: Shape) -> Tensor:
-    logits = shape.scale * q @ k.transpose(-1, -2)
-    return torch.tanh(logits / shape.softcap) * shape.softcap if shape.softcap else logits
-
-
-def _normaliser(q: Tensor, keys: Tensor, shape: Shape) -> Tensor:
-    """log sum exp of each window query q [G*n, D] over all that it sees of one row's keys [T, D]; [G*n]."""
-    n = len(q) // shape.group
-    logits = _logits(q, keys, shape)
-    ahead = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1).repeat(shape.group, 1)
-    logits[:, -n:].masked_fill_(ahead, -torch.inf)
-    return logits.logsumexp(-1)
-
-
-def _pooled(x: Tensor, kernel: int) -> Tensor:
-    """The mean over `kernel` neighbours of x [R, T], zeros beyond its ends."""
-    return avg_pool1d(x[:, None], kernel, 1, kernel // 2)[:, 0]
+        real = pos >= 0
+        return smoothed(window_attention(view.queries, k, real, view.keys(), view.shape).mean((1, 2)), real, self.kernel)
