@@ -243,6 +243,7 @@ def test_books_the_bytes_that_it_holds(name: str) -> None:
         held[zone.pool.tier] += sum(zone.pool[f][p].nbytes for f in zone.pool.fields for p in pages)
         held["device"] += zone.table.nbytes + zone.length.nbytes
     held["device"] += sum(q.nbytes for layer in memory.layers for q in layer.past) + sum(layer.pos.nbytes for layer in memory.layers)
+    held["device"] += sum(x.nbytes for layer in memory.layers for x in layer.index.values())
     assert memory.tiers() == held == rig.pools.ledger.now
     assert memory.bytes == sum(held.values())
     memory.free()

@@ -9,7 +9,7 @@ from ..memory.pool import item
 from ..memory.pools import settled_fields
 from ..memory.raw import Raw
 from ..plan import PAGE, Item, LayerPlan, Plan, resolve
-from ..roles import Admit, Decode, Evict, Place
+from ..roles import Admit, Decode, Evict, Place, Select
 from ..values import Shape
 
 
@@ -93,8 +93,10 @@ def _staged(layer: LayerPlan, shape: Shape, tokens: int) -> int:
 
 
 def _side(layer: LayerPlan, shape: Shape, tokens: int) -> int:
-    """Bytes of kept queries and of the page tables, which grow by half."""
-    return _queries(layer, shape) + 2 * shape.kv_heads * (8 + 6 * (_pages(tokens, layer) + 4))
+    """Bytes of kept queries, of what a Select knows, and of the page tables, which grow by half."""
+    select = layer.one(Select)
+    known = select.index_bytes(shape, tokens) if select else 0
+    return _queries(layer, shape) + known + 2 * shape.kv_heads * (8 + 6 * (_pages(tokens, layer) + 4))
 
 
 def _queries(layer: LayerPlan, shape: Shape) -> int:

@@ -98,7 +98,7 @@ class Memory:
 
     @property
     def bytes(self) -> int:
-        """Live bytes of the pages, tables, positions and kept queries of this request; a shared page counts in full."""
+        """Live bytes of the pages, tables, positions, kept queries and indexes of this request; a shared page counts in full."""
         return sum(layer.bytes for layer in self.layers)
 
     def tiers(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..roles import Admit, Evict, Kept, Select
+from .index import learn
 from .tiles import Row, Tiles, pad_rows, tile
 from .view import LayerView
 
@@ -19,16 +20,25 @@ if TYPE_CHECKING:
 def settle(memory: LayerMemory, view: LayerView) -> None:
     """Move old tokens out of the recent zone: admit, evict, encode, summarise, place. Layers that are stored together do it after the last
     of them."""
-    plan, step, page = memory.plan, view.step, memory.recent.pool.page
+    plan, step = memory.plan, view.step
     if plan.window is not None:
         _slide(memory, plan.window + plan.needs.recent)
     if memory.settled is None or not memory.span.last:
         return
+    if _move(memory, view):
+        for member in memory.members:
+            learn(member, step)
+
+
+def _move(memory: LayerMemory, view: LayerView) -> bool:
+    """Whether anything has settled."""
+    assert memory.settled is not None
+    plan, step, page = memory.plan, view.step, memory.recent.pool.page
     n = max(len(memory.pos) - plan.needs.recent, 0) // page * page
     due = memory.due(step)
     waits = plan.chain(Evict) and not due and step.phase == "prefill" and not step.final[0]
     if waits or not (n or (due and memory.settled.length.any())):
-        return
+        return False
     memory.held = len(memory.pos) - n
     if due:
         _resettle(memory, n, due, view)
@@ -42,6 +52,7 @@ def settle(memory: LayerMemory, view: LayerView) -> None:
             member.drop(n)
     if due and plan.evicts_prompts_only and step.final[0]:
         memory.remember([])
+    return True
 
 
 def _slide(memory: LayerMemory, reach: int) -> None:
@@ -86,6 +97,8 @@ def _resettle(memory: LayerMemory, n: int, evicts: list[Evict], view: LayerView)
     if n == 0 and int((pos >= 0).sum()) == all_of_them:
         return
     memory.settled.truncate(0)
+    for member in memory.members:
+        member.keep({})
     counts = (pos >= 0).sum(1).tolist()
     _append(memory, [(k[r, :m], v[r, :m], pos[r, :m], None if weight is None else weight[r, :m]) for r, m in enumerate(counts)])
 
