@@ -237,6 +237,19 @@ def masked_logits(of: Model, ids: Sequence[int], seen: Callable[[int, Trace], Te
     return of.logits(of.final(x)), traces
 
 
+@torch.no_grad()
+def attended_logits(of: Model, ids: Sequence[int], attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """A plain runner in which attention gives what `attention` makes of a layer's rotated q [N, H, D], k and v [N, Hkv, D] in float64."""
+    x, pos = of.embed(torch.tensor(list(ids))), torch.arange(len(ids))
+    for layer, block in enumerate(of.blocks):
+        q, k, v = block.qkv(x)
+        if block.rope is not None:
+            angles = block.rope.angles(pos, len(ids))
+            q, k = rotate(q, *angles), rotate(k, *angles)
+        x = block.finish(x, attention(layer, q.double(), k.double(), v.double()).float())
+    return of.logits(of.final(x))
+
+
 def causal(count: int, window: int | None = None) -> Tensor:
     """bool [N, N]: each token sees itself and the older ones, or only `window` tokens."""
     mask = torch.ones(count, count, dtype=torch.bool).tril()

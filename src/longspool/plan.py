@@ -101,6 +101,11 @@ class LayerPlan:
         return self.needs.ragged or self.bare or any(self.seats[s] for s in (Admit, Evict, Prune))
 
     @functools.cached_property
+    def alike(self) -> bool:
+        """Whether all KV heads hold the same tokens."""
+        return not (self.seats[Admit] or self.seats[Evict])
+
+    @functools.cached_property
     def bare(self) -> bool:
         return self.needs.keys == "bare"
 

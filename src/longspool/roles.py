@@ -187,6 +187,15 @@ class Encode(Role):
         """Pages int64 [S] of the span's one layer decoded: k [S, D, W], v [S, W, D]."""
         raise NotImplementedError
 
+    def plain(self, store: Store) -> tuple[Tensor, Tensor] | None:
+        """Keys [pages, D, W] and values [pages, W, D] where they are stored as floats, so that single tokens and components can be read of
+        them; None where they are coded and pages have to be decoded first."""
+        return None
+
+    def take(self, store: Store, slots: Tensor, span: Span) -> tuple[Tensor, Tensor] | None:
+        """Single tokens decoded, k and v [S, D] of the pool slots int64 [S] (page * W + offset); None to have their pages read."""
+        return None
+
     def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, span: Span, shape: Shape) -> tuple[Tensor, Tensor] | None:
         """Fused attention over the codes: (out [N, H', D], lse [N, H']), or None to have the pages read and attended raw."""
         return None
@@ -217,6 +226,19 @@ class Place(Role):
         return heads
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a selection reads: `rows` exactly, whole pages or single tokens, and estimates of what it does not read.
+
+    Each of `parts` is attention over estimated entries, (out [N, H, D], lse [N, H]), and is merged with all else. `rest`
+    (out [N, H, D], odds [N, H]) comes last: something whose mass is known only in proportion to all else, exp(odds) times as much.
+    """
+
+    rows: Rows
+    parts: tuple[tuple[Tensor, Tensor], ...] = ()
+    rest: tuple[Tensor, Tensor] | None = None
+
+
 class Select(Role):
     steady: ClassVar[bool] = False
     """Whether `select` calls the same kernels for each token as long as the rows stay what they are, and Python neither looks at tensors
@@ -224,13 +246,23 @@ class Select(Role):
 
     def fields(self, shape: Shape, page: int) -> dict[str, Field]:
         """The summary that is kept of every settled page."""
-        raise NotImplementedError
+        return {}
 
     def summarise(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor) -> None:
         """Write the summary of pages int64 [S] whose keys are k [S, D, W], the first fill[s] tokens of each."""
-        raise NotImplementedError
 
-    def select(self, q: Tensor, rows: Rows, view: View) -> Rows:
+    def index(self, old: dict[str, Tensor], view: View) -> dict[str, Tensor]:
+        """What is known of one request's settled tokens where pages are the wrong unit, as tensors whose first dimension is the KV
+        head. Called after tokens have settled and when the prompt has been read; `old` is what the layer knows so far, {} after all
+        settled tokens were written anew, and is returned where it still will do. It lives and dies with the memory: forks share it, files
+        hold it, its bytes are counted, so its tensors are never changed in place."""
+        return old
+
+    def index_bytes(self, shape: Shape, tokens: int) -> int:
+        """The most bytes that a layer's index takes for rows of so many tokens."""
+        return 0
+
+    def select(self, q: Tensor, rows: Rows, view: View) -> Seen:
         """What the queries q [N, H, D] of this decode step read, at most all of rows."""
         raise NotImplementedError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -61,6 +62,16 @@ class View(Protocol):
         ...
 
     @property
+    def alike(self) -> bool:
+        """Whether all KV heads of a request hold the same tokens."""
+        ...
+
+    @property
+    def index(self) -> list[dict[str, Tensor]]:
+        """What the layer's Select keeps of the settled tokens, for each request of the step; see `Select.index`."""
+        ...
+
+    @property
     def mass(self) -> Tensor:
         """Attention mass that each token of one request drew in this step, [R, T]: of the candidates where an Evict is asked, else of all
         tokens, settled ones first."""
@@ -88,6 +99,23 @@ class View(Protocol):
         """All keys of one request that this layer holds, settled ones first: for each row [T, D], as rows differ in length."""
         ...
 
+    def settled(self, first: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of one request's settled tokens, decoded: for each row k, v [n, D] from its token first[r] on."""
+        ...
+
+    def scores(self, q: Tensor, dims: Tensor | None = None) -> Tensor:
+        """q . k for queries [N, H, D] over all settled keys, [N, H, T]: neither scaled nor bent, -inf past the end of a row. With dims
+        int32 [R, r] only these components are read and count."""
+        ...
+
+    def recent_scores(self, q: Tensor, dims: Tensor | None = None) -> Tensor:
+        """The same over the recent keys, which are read whatever is selected; -inf where a query may not look."""
+        ...
+
+    def remember(self, request: int, index: dict[str, Tensor]) -> None:
+        """Replace what the Select keeps of one request, from within `select`; see `Select.index`."""
+        ...
+
     def summary(self, name: str) -> Tensor:
         """A settled page's summary field, [pages, ...]."""
         ...
@@ -96,8 +124,12 @@ class View(Protocol):
         """The notebook of one request that belongs to the method; it lives as long as the request."""
         ...
 
-    def count(self, method: object, **amounts: float) -> None:
-        """Add to the counters that prove what the method did."""
+    def notes(self, method: Method) -> list[dict[str, object]]:
+        """The notebooks of all requests of the step, where a verb serves them together."""
+        ...
+
+    def count(self, method: object, request: int = 0, /, **amounts: float) -> None:
+        """Add to the counters that prove what the method did, of one request of the step."""
         ...
 
 

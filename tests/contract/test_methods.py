@@ -244,6 +244,7 @@ def test_books_the_bytes_that_it_holds(name: str) -> None:
         held["device"] += zone.table.nbytes + zone.length.nbytes
     held["device"] += sum(q.nbytes for layer in memory.layers for q in layer.past) + sum(layer.pos.nbytes for layer in memory.layers)
     held["device"] += sum(layer.drawn.nbytes for layer in memory.layers if layer.drawn) + (memory.text.nbytes if memory.text else 0)
+    held["device"] += sum(x.nbytes for layer in memory.layers for x in layer.index.values())
     assert memory.tiers() == held == rig.pools.ledger.now
     assert memory.bytes == sum(held.values())
     memory.free()

@@ -79,7 +79,9 @@ def told(model: Model, recipe: str, replays: bool) -> tuple[list[torch.Tensor], 
         return logits, {slug: dict(names) for slug, names in bench.memory.actions.items()}, bench.played
 
 
-@pytest.mark.parametrize("recipe", ["", "int8", "int4", "streaming(window=64)", "quest(budget=128) + int8", "snapkv(budget=128) + int4"])
+@pytest.mark.parametrize(
+    "recipe", ["", "int8", "int4", "streaming(window=64)", "quest(budget=128) + int8", "topk(budget=64)", "snapkv(budget=128) + int4"]
+)
 def test_played_steps_equal_run_ones(model: Model, recipe: str) -> None:
     """Through page ends and settling, bit by bit, with the same counters."""
     want, counted, none = told(model, recipe, replays=False)

@@ -10,7 +10,7 @@ from ..memory.pools import settled_fields
 from ..memory.raw import Raw
 from ..method import Needs
 from ..plan import PAGE, Item, LayerPlan, Plan, resolve
-from ..roles import Admit, Decode, Evict, Place
+from ..roles import Admit, Decode, Evict, Place, Select
 from ..values import Shape
 
 
@@ -99,9 +99,11 @@ def _staged(layer: LayerPlan, shape: Shape, tokens: int) -> int:
 
 
 def _side(layer: LayerPlan, shape: Shape, tokens: int) -> int:
-    """Bytes of kept queries and of the page tables, which grow by half."""
+    """Bytes of kept queries, of what tokens have drawn, of what a Select knows, and of the page tables, which grow by half."""
+    select = layer.one(Select)
+    known = select.index_bytes(shape, tokens) if select else 0
     drawn = 4 * shape.kv_heads * tokens if layer.needs.drawn else 0
-    return _queries(layer, shape) + drawn + 2 * shape.kv_heads * (8 + 6 * (_pages(tokens, layer) + 4))
+    return _queries(layer, shape) + drawn + known + 2 * shape.kv_heads * (8 + 6 * (_pages(tokens, layer) + 4))
 
 
 def _queries(layer: LayerPlan, shape: Shape) -> int:

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     chain: Op
     gather_rows: Op
     head_sample: Op
+    key_scores: Op
     matmul: Op
     merge: Op
     page_bounds: Op
     page_scores: Op
     pick_pages: Op
+    pick_tokens: Op
     rms_norm: Op
     rope: Op
     row_mass: Op
+    take_tokens: Op
     topk_rows: Op
     unpack: Op
 

@@ -2,6 +2,7 @@
 
 from .attend import advance, attend, write
 from .heap import give_back_large_blocks
+from .index import learn
 from .layer import LayerMemory
 from .memory import Memory, dense_bytes
 from .pool import Ledger, Pool
@@ -22,5 +23,6 @@ __all__ = [
     "attend",
     "dense_bytes",
     "give_back_large_blocks",
+    "learn",
     "write",
 ]

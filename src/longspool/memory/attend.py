@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import append_rows, attend_rows, merge
-from ..roles import Pattern, Place, Position, Reach, Select
+from ..roles import Pattern, Place, Position, Reach, Seen, Select
 from ..values import Rows, Step
-from .fetch import fetched, materialise
+from .fetch import fetched, materialise, picked
 from .frames import attend_frames
 from .layer import LayerMemory
 from .mass import observe
@@ -104,10 +104,14 @@ def _patterned(memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, step: Step,
 
 def _dense(group: list[LayerMemory], q: Tensor, step: Step, rows: Rows | None, view: LayerView, fresh: Fresh | None = None) -> Tensor:
     plan = group[0].plan
-    parts = [_recent(group, q, step, fresh)]
+    parts, rest = [_recent(group, q, step, fresh)], None
     if rows is not None and rows.total:
-        parts += _settled(group, q, rows, view)
+        seen = _selected(group, q, rows, view)
+        parts += [*_settled(group, q, seen.rows, view), *seen.parts]
+        rest = seen.rest
     out, lse = merge([o for o, _ in parts], [s for _, s in parts]) if len(parts) > 1 else parts[0]
+    if rest is not None:
+        out, lse = merge([out, rest[0]], [lse, lse + rest[1]])
     if plan.observers:
         observe(group, q, lse, step)
     return out
@@ -137,14 +141,20 @@ def _int32(parts: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.int32))
 
 
+def _selected(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -> Seen:
+    """What is read of the settled zone: all of it, or while decoding what is selected."""
+    select = group[0].plan.one(Select)
+    if select is None or view.step.phase == "prefill":
+        return Seen(rows)
+    seen = select.select(q, rows, view)
+    _count_read(group, select, seen.rows, rows)
+    return seen
+
+
 def _settled(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -> list[Part]:
-    """The settled zone: selected while decoding, then one part after another."""
+    """The settled zone, one part after another."""
     plan, shape = group[0].plan, group[0].shape
-    select, place = plan.one(Select), plan.one(Place)
-    if select is not None and view.step.phase != "prefill":
-        picked = select.select(q, rows, view)
-        _count_read(group, select, picked, rows)
-        rows = picked
+    place = plan.one(Place)
     if place is None:
         return [attend_store(group[0], q, group[0].store, rows, Reach(view.step.spans))]
     outs = []
@@ -168,12 +178,15 @@ def _count_read(group: list[LayerMemory], select: Select, picked: Rows, rows: Ro
 
 
 def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach: Reach) -> Part:
-    """Attention over encoded rows: fused where the codec can, else its pages are decoded first."""
+    """Attention over encoded rows: fused where the codec can, else its pages are decoded first. Single tokens become pages of their own."""
+    s, bounds = memory.shape, (reach.spans, reach.lo, reach.hi)
+    if rows.grain != store.page:
+        k, v, local, weight = picked(memory, store, rows)
+        return attend_rows(q, k, v, local.table, local.length, *bounds, s.scale, softcap=s.softcap, weight=weight)
     if not memory.plan.weighted:
         fused = memory.encode.attend(q, store, rows, reach, memory.span, memory.shape)
         if fused is not None:
             return fused
     k, v, local, where = materialise(memory, store, rows)
     weight = store["weight"][where] if memory.plan.weighted else None
-    s = memory.shape
-    return attend_rows(q, k, v, local.table, local.length, reach.spans, reach.lo, reach.hi, s.scale, softcap=s.softcap, weight=weight)
+    return attend_rows(q, k, v, local.table, local.length, *bounds, s.scale, softcap=s.softcap, weight=weight)

@@ -122,6 +122,8 @@ def _entries(layer: LayerMemory) -> Iterator[Entry]:
     for name, zone in zip(_ZONES, layer.zones, strict=False):
         yield from _zone(f"{layer.layer}.{name}", zone)
     yield Entry.of(f"{layer.layer}.pos", torch.from_numpy(layer.pos.array()))
+    for name, tensor in layer.index.items():
+        yield Entry.of(f"{layer.layer}.index.{name}", tensor)
     if layer.past:
         yield Entry.of(f"{layer.layer}.past", torch.cat(layer.past))
     if layer.drawn is not None:
@@ -145,6 +147,7 @@ def _restore(layer: LayerMemory, tensors: dict[str, Tensor], gone: int) -> None:
     layer.gone = gone
     if layer.drawn is not None:
         layer.drawn.put(tensors["drawn"])
+    layer.keep({key.split(".", 1)[1]: tensor.to(layer.device) for key, tensor in tensors.items() if key.startswith("index.")})
     if "past" in tensors:
         layer.remember([tensors["past"]])
 

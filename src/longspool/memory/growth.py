@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..plan import PAGE
 from ..roles import Admit, Evict, Place
 from ..values import Step
+from . import index
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
@@ -34,12 +35,12 @@ def growth(memory: LayerMemory, step: Step) -> tuple[int, int, int, int]:
 
 
 def _beside(memory: LayerMemory, count: int) -> int:
-    """Bytes of the queries that are kept of new tokens, and of what all tokens have drawn."""
+    """Bytes of the queries that are kept of new tokens, of the index, and of what all tokens have drawn."""
     keep = memory.plan.needs.queries and memory.plan.needs.queries + memory.plan.rollback
-    queries = min(count, keep) * memory.shape.heads * memory.shape.head_dim * 4
+    side = min(count, keep) * memory.shape.heads * memory.shape.head_dim * 4 + index.growth(memory, count)
     if memory.drawn is None:
-        return queries
-    return queries + (memory.longest + len(memory.pos) + count) * memory.shape.kv_heads * 4 - memory.drawn.nbytes
+        return side
+    return side + (memory.longest + len(memory.pos) + count) * memory.shape.kv_heads * 4 - memory.drawn.nbytes
 
 
 def _resettled(memory: LayerMemory, old: int, due: list[Evict]) -> int:

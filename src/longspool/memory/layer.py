@@ -15,6 +15,7 @@ from ..plan import PAGE, LayerPlan
 from ..roles import Evict, Store
 from ..values import Rows, Span, Step
 from ..values.step import Phase
+from . import index
 from .drawn import Drawn
 from .pool import Pool
 from .pools import Pools, Summaries, encoder
@@ -65,6 +66,7 @@ class LayerMemory:
         self.gone = 0
         """The position after the last token that has left the recent zone."""
         self.past: list[Tensor] = []
+        self.index: dict[str, Tensor] = {}
 
     # ---- what it holds
 
@@ -102,6 +104,11 @@ class LayerMemory:
         self.pools.ledger.add("device", sum(q.nbytes for q in queries) - sum(q.nbytes for q in self.past))
         self.past = queries
 
+    def keep(self, known: dict[str, Tensor]) -> None:
+        """Know this of the settled tokens, for the layer's Select."""
+        self.pools.ledger.add("device", index.weight(known) - index.weight(self.index))
+        self.index = known
+
     def keys(self) -> list[Tensor]:
         """All keys, settled ones first, per KV head [T, D]."""
         return [torch.cat([a[0], b[0]]) for a, b in zip(self.read_settled(), self.read_recent(), strict=True)]
@@ -114,17 +121,18 @@ class LayerMemory:
         k, v = gather_rows(self.recent.pool["k"], self.recent.pool["v"], rows.table, index, torch.arange(heads + 1) * n)
         return list(zip(k.view(heads, n, k.shape[-1]), v.view(heads, n, v.shape[-1]), strict=True))
 
-    def read_settled(self) -> list[tuple[Tensor, Tensor]]:
-        """Per KV head k, v [n, D] of the settled tokens, decoded."""
+    def read_settled(self, first: Sequence[int] | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Per KV head k, v [n, D] of the settled tokens, decoded; of row r from its token first[r] on."""
         heads, dim = self.shape.kv_heads, self.shape.head_dim
         if self.settled is None or not self.settled.length.any():
             none = torch.zeros(0, dim, device=self.device)
             return [(none, none)] * heads
         out = []
-        for pages, n in zip(self.settled.table, self.settled.length, strict=True):
-            k, v = self.encode.read(self.store, torch.from_numpy(pages[: -(-n // self.store.page)]).long(), self.span)
-            k, v = k.to(self.device), v.to(self.device)
-            out.append((k.transpose(1, 2).reshape(-1, dim)[:n], v.reshape(-1, dim)[:n]))
+        for pages, n, start in zip(self.settled.table, self.settled.length, first or [0] * heads, strict=True):
+            skip, page = start // self.store.page, self.store.page
+            k, v = self.encode.read(self.store, torch.from_numpy(pages[skip : -(-n // page)]).long(), self.span)
+            part = slice(start - skip * page, int(n) - skip * page)
+            out.append((k.to(self.device).transpose(1, 2).reshape(-1, dim)[part], v.to(self.device).reshape(-1, dim)[part]))
         return out
 
     def settled_field(self, name: str) -> list[Tensor]:
@@ -228,6 +236,7 @@ class LayerMemory:
         if self.drawn is not None and other.drawn is not None:
             self.drawn.put(other.drawn.whole(other.longest + len(other.pos)))
         self.remember(list(other.past))
+        self.keep(other.index)
 
     def take_over(self, other: LayerMemory, since: int = 0) -> None:
         """Append the other memory's tokens from position `since` on to the recent zone, and know its queries and what they drew."""
@@ -257,6 +266,7 @@ class LayerMemory:
         self.remember([])
         if self.drawn is not None:
             self.drawn.put(torch.zeros(self.shape.kv_heads, 0))
+        self.keep({})
         self.pos.keep(0)
         self.account()
         for zone in self.zones:
@@ -264,9 +274,9 @@ class LayerMemory:
 
     @property
     def bytes(self) -> int:
-        """Live bytes: pages in full, tables, positions, kept queries and what tokens have drawn."""
-        drawn = self.drawn.nbytes if self.drawn is not None else 0
-        return sum(z.bytes + z.side for z in self.zones) + self.pos.nbytes + sum(q.nbytes for q in self.past) + drawn
+        """Live bytes: pages in full, tables, positions, kept queries, what tokens have drawn, and the index."""
+        side = index.weight(self.index) + (self.drawn.nbytes if self.drawn is not None else 0)
+        return sum(z.bytes + z.side for z in self.zones) + self.pos.nbytes + sum(q.nbytes for q in self.past) + side
 
     def check(self) -> None:
         """Raise AssertionError where tables, lengths and positions don't fit together."""

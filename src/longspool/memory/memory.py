@@ -132,7 +132,7 @@ class Memory:
 
     @property
     def bytes(self) -> int:
-        """Live bytes of the pages, tables, positions, kept queries and tokens of this request; a shared page counts in full."""
+        """Live bytes of the pages, tables, positions, kept queries, indexes and tokens of this request; a shared page counts in full."""
         return sum(layer.bytes for layer in self.layers) + (0 if self.text is None else self.text.nbytes)
 
     def tiers(self) -> dict[str, int]:

@@ -30,6 +30,9 @@ class Raw(Encode):
     def read(self, store: Store, pages: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         return store["k"][pages].float(), store["v"][pages].float()
 
+    def plain(self, store: Store) -> tuple[Tensor, Tensor]:
+        return store["k"], store["v"]
+
     def attend(self, q: Tensor, store: Store, rows: Rows, reach: Reach, span: Span, shape: Shape) -> tuple[Tensor, Tensor]:
         return attend_rows(
             q, store["k"], store["v"], rows.table, rows.length, reach.spans, reach.lo, reach.hi, shape.scale, softcap=shape.softcap

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..roles import Admit, Evict, Select
 from .drawn import Drawn
+from .index import learn
 from .tiles import Candidates, Row, Tiles, pad_rows, tile
 from .view import LayerView
 
@@ -21,15 +22,24 @@ if TYPE_CHECKING:
 def settle(memory: LayerMemory, view: LayerView) -> None:
     """Move old tokens out of the recent zone: admit, evict, encode, summarise, place. Layers that are stored together do it after the last
     of them."""
-    plan, step, page = memory.plan, view.step, memory.recent.pool.page
+    plan, step = memory.plan, view.step
     if plan.window is not None:
         _slide(memory, plan.window + plan.needs.recent)
     if memory.settled is None or not memory.span.last:
         return
+    if _move(memory, view):
+        for member in memory.members:
+            learn(member, step)
+
+
+def _move(memory: LayerMemory, view: LayerView) -> bool:
+    """Whether anything has settled."""
+    assert memory.settled is not None
+    plan, step, page = memory.plan, view.step, memory.recent.pool.page
     n, due = _old(memory), memory.due(step)
     waits = plan.chain(Evict) and not due and step.phase == "prefill" and not step.final[0]
     if waits or not (n or (due and memory.settled.length.any())):
-        return
+        return False
     memory.held = len(memory.pos) - n
     recent = [None if m.drawn is None else m.drawn.whole(m.longest + len(m.pos))[:, m.longest + n :] for m in memory.members]
     if due:
@@ -50,6 +60,7 @@ def settle(memory: LayerMemory, view: LayerView) -> None:
             member.drop(n)
     if due and plan.evicts_prompts_only and step.final[0]:
         memory.remember([])
+    return True
 
 
 def weigh(memory: LayerMemory, view: LayerView) -> None:
@@ -114,6 +125,8 @@ def _resettle(memory: LayerMemory, n: int, evicts: list[Evict], view: LayerView)
             memory.count(method, candidates=before, evicted=before - found.count)
     if n or found.count < all_of_them:
         memory.settled.truncate(0)
+        for member in memory.members:
+            member.keep({})
         _append(memory, found.rows())
     return found.ragged(found.drawn)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from ..errors import PlanError
 from ..method import Method
 from ..values import Rows, Shape, Step
 from ..values.budget import Measure
+from . import index
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
@@ -50,6 +52,16 @@ class LayerView:
         if not self._own.plan.needs.queries:
             raise PlanError("A method reads view.queries but does not declare Needs(queries=...).")
         return self._own.queries()
+
+    @property
+    def alike(self) -> bool:
+        """Whether all KV heads of a request hold the same tokens."""
+        return self.memories[0].plan.alike
+
+    @property
+    def index(self) -> list[dict[str, Tensor]]:
+        """What the layer's Select keeps of the settled tokens, for each request."""
+        return [memory.index for memory in self.memories]
 
     @property
     def mass(self) -> Tensor:
@@ -111,6 +123,22 @@ class LayerView:
         """All keys that this layer holds, settled ones first: for each row [T, D]."""
         return self._own.keys()
 
+    def settled(self, first: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """For each row k, v [n, D] of the settled tokens from its token first[r] on, decoded."""
+        return self._own.read_settled(first)
+
+    def scores(self, q: Tensor, dims: Tensor | None = None) -> Tensor:
+        """q . k for queries [N, H, D] over all settled keys, [N, H, T]; -inf past the end of a row."""
+        return index.scores(self.memories[0], self.rows, self.step, q, dims)
+
+    def recent_scores(self, q: Tensor, dims: Tensor | None = None) -> Tensor:
+        """The same over the recent keys; -inf where a query may not look."""
+        return index.recent_scores(self.memories, self.step, q, dims)
+
+    def remember(self, request: int, index: dict[str, Tensor]) -> None:
+        """Replace what the Select keeps of one request."""
+        self.memories[request].keep(index)
+
     def summary(self, name: str) -> Tensor:
         """A field that this layer's Select keeps of every settled page."""
         return self.memories[0].summaries[name]
@@ -119,5 +147,9 @@ class LayerView:
         """The request's notebook of the method, shared by all layers."""
         return self._own.notes.setdefault(method.slug, {})
 
-    def count(self, method: object, **amounts: float) -> None:
-        self.memories[0].count(method, **amounts)
+    def notes(self, method: Method) -> list[dict[str, object]]:
+        """The notebooks of all requests of the step."""
+        return [memory.notes.setdefault(method.slug, {}) for memory in self.memories]
+
+    def count(self, method: object, request: int = 0, /, **amounts: float) -> None:
+        self.memories[request].count(method, **amounts)

@@ -15,7 +15,8 @@ class Rows:
 
     table int32 [R, P] holds page ids (-1 past a row's last page), length int32 [R] the tokens in each row, `grain` the tokens of
     a page. Only a row's last page may be partly filled. R is requests x KV heads, or requests x query heads where a
-    selection was made per query head.
+    selection was made per query head. Grain 1 is a selection of single tokens: the table holds pool slots, page * W + offset for pages
+    of W tokens.
     """
 
     table: Tensor
@@ -57,6 +58,13 @@ class Rows:
         table = self.table.gather(1, at) if self.table.shape[1] else self.table.new_full(at.shape, -1)
         return Rows(torch.where(valid, table, -1), tokens.sum(1, dtype=torch.int32), self.grain)
 
+    def at(self, index: Tensor) -> Rows:
+        """Single tokens, by the in-row indices int [R, K] on the CPU, each one once and in any order, -1 past the end of each row."""
+        valid, at = index >= 0, index.clamp_min(0).long()
+        pages = self.table.gather(1, at // self.grain) if self.table.shape[1] else torch.full_like(index, -1)
+        slots = torch.where(valid, pages * self.grain + at % self.grain, -1).to(torch.int32)
+        return Rows(slots, valid.sum(1, dtype=torch.int32), 1)
+
     @staticmethod
     def stack(rows: list[Rows]) -> Rows:
         """The rows of several requests, one after another."""
@@ -66,6 +74,12 @@ class Rows:
         table = torch.cat([torch.nn.functional.pad(r.table, (0, width - r.table.shape[1]), value=-1) for r in rows])
         return Rows(table, torch.cat([r.length for r in rows]), rows[0].grain)
 
+    @functools.cached_property
+    def _splits(self) -> dict[int, Rows]:
+        return {}
+
     def split(self, group: int) -> Rows:
-        """Each row repeated for every query head of its group, so that a selection may differ between them."""
-        return Rows(self.table.repeat_interleave(group, 0), self.length.repeat_interleave(group), self.grain)
+        """Each row repeated for every query head of its group, so that a selection may differ between them; made once."""
+        if group not in self._splits:
+            self._splits[group] = Rows(self.table.repeat_interleave(group, 0), self.length.repeat_interleave(group), self.grain)
+        return self._splits[group]

@@ -22,7 +22,7 @@ from torch.nn.functional import max_pool1d
 from ...kernels import pick_pages
 from ...kernels.window import window_attention
 from ...method import Cost, Needs, Paper, Trial
-from ...roles import Field, Select, Store, View
+from ...roles import Field, Seen, Select, Store, View
 from ...values import Rows, Shape
 from .base import ScoreEvict
 
@@ -86,10 +86,10 @@ class RocketKV(ScoreEvict, Select):
         store["kmin"][pages] = k.masked_fill(past, torch.inf).amin(-1).half()
         store["kmax"][pages] = k.masked_fill(past, -torch.inf).amax(-1).half()
 
-    def select(self, q: Tensor, rows: Rows, view: View) -> Rows:
+    def select(self, q: Tensor, rows: Rows, view: View) -> Seen:
         count = max(1, self.budget // 2 // self.page - 1)
         if rows.table.shape[1] <= count:
-            return rows
+            return Seen(rows)
         s, low, high = view.shape, view.summary("kmin"), view.summary("kmax")
         score = []
         for b, (first, last) in enumerate(pairwise(view.step.spans)):
@@ -100,7 +100,7 @@ class RocketKV(ScoreEvict, Select):
             score.append(self.rank(queries, low[pages].float(), high[pages].float(), past.to(q.device)))
         want = torch.full((rows.count,), count, dtype=torch.int32)
         picked, tokens = pick_pages(torch.cat(score), rows.table, rows.length, rows.grain, want)
-        return Rows(picked, tokens, rows.grain)
+        return Seen(Rows(picked, tokens, rows.grain))
 
     def rank(self, q: Tensor, low: Tensor, high: Tensor, past: Tensor) -> Tensor:
         """Each page's share of the estimated attention, [R, P], for queries [R, G, D] and pages whose keys lie in low to high [R, P, D]."""

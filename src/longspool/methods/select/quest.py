@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...kernels import page_scores, pick_pages
 from ...method import Cost, Method, Needs, Paper, Trial
-from ...roles import Field, Select, Store, View
+from ...roles import Field, Seen, Select, Store, View
 from ...values import Rows, Shape
 
 
@@ -69,15 +69,15 @@ class Quest(Method, Select):
         store["kmin"][pages] = -_half_up(-k.masked_fill(past, torch.inf).amin(-1))
         store["kmax"][pages] = _half_up(k.masked_fill(past, -torch.inf).amax(-1))
 
-    def select(self, q: Tensor, rows: Rows, view: View) -> Rows:
+    def select(self, q: Tensor, rows: Rows, view: View) -> Seen:
         """The recent zone is the budget's last page: it is always read."""
         count = max(3, self.budget // self.page - 1)
         if view.layer < self.dense or rows.table.shape[1] <= count:
-            return rows
+            return Seen(rows)
         rows = rows.split(view.shape.group) if self.per_head else rows
         score = page_scores(q, view.summary("kmin"), view.summary("kmax"), rows.table, rows.length, self.page, view.step.spans)
         picked, tokens = pick_pages(score, rows.table, rows.length, rows.grain, _as_many(rows.count, count))
-        return Rows(picked, tokens, rows.grain)
+        return Seen(Rows(picked, tokens, rows.grain))
 
     def cost(self, shape: Shape) -> Cost:
         return Cost(device=4 * shape.head_dim / self.page, moved=4 * shape.head_dim / self.page)
