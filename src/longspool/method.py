@@ -33,7 +33,8 @@ class Needs:
 
     recent: newest tokens that must stay raw, counted from the end. queries: last query vectors kept for `View.queries`.
     page: tokens a page; None takes any. mass: observed attention mass for `View.mass`. ragged: rows of one layer may
-    differ in length. whole: no token may be dropped from the memory. calibrated: names of fitted files that must exist.
+    differ in length. whole: no token may be dropped from the memory. calibrated: what a fitted method's `fit` looks at, of "keys", "bare",
+    "values", "queries", "stream" (every layer's, over text) and "model"; see roles.Fitted.
     """
 
     recent: int = 0
@@ -83,7 +84,8 @@ class Trial:
     `recipe` is the method with the settings of its paper, made small enough for the model at hand. `control` is the same budget spent
     blindly, which `recipe` must beat by more than two standard errors; `beats` are recipes that its paper compares with, which must not
     be better. `on` says what is measured: the divergence from dense over real text that follows the prompt ("text"), needles under
-    a question that is part of the prompt ("aware") or comes after it ("agnostic"), or whether the answer is dense's, token for token ("exact").
+    a question that is part of the prompt ("aware") or comes after it ("agnostic"), or whether the answer is dense's, token for token
+    ("exact").
     """
 
     recipe: str

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import LongspoolError, OutOfMemory
 from ..kernels import rope
-from ..memory import Memory, Pools, give_back_large_blocks
+from ..memory import Fits, Memory, Pools, give_back_large_blocks
 from ..memory.layer import Rotate
 from ..model.build import Model
 from ..model.rope import Rope
@@ -23,12 +23,12 @@ ALONE, SHARED = 2048, 256  # tokens of a prefill chunk: alone, and beside runnin
 
 
 class Engine:
-    """Runs requests over one model. `budget` bounds the live KV bytes on the device."""
+    """Runs requests over one model. `budget` bounds the live KV bytes on the device; `fits` is what methods were fitted to it."""
 
-    def __init__(self, model: Model, budget: int, chunk: int = ALONE) -> None:
+    def __init__(self, model: Model, budget: int, chunk: int = ALONE, fits: Fits | None = None) -> None:
         self.model, self.budget, self.chunk = model, budget, chunk
         give_back_large_blocks()
-        self.pools = Pools(model.shape, budget, model.device)
+        self.pools = Pools(model.shape, budget, model.device, fits)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._rotates = [_rotate(block.rope) for block in model.blocks]

@@ -1,6 +1,7 @@
 """The memory: pages, zones, layers."""
 
 from .attend import advance, attend, write
+from .fits import Fits, fitted_in
 from .heap import give_back_large_blocks
 from .layer import LayerMemory
 from .memory import Memory, dense_bytes
@@ -11,6 +12,7 @@ from .view import LayerView
 
 __all__ = [
     "DTYPES",
+    "Fits",
     "LayerMemory",
     "LayerView",
     "Ledger",
@@ -21,6 +23,7 @@ __all__ = [
     "advance",
     "attend",
     "dense_bytes",
+    "fitted_in",
     "give_back_large_blocks",
     "write",
 ]

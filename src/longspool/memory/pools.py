@@ -6,9 +6,12 @@ import psutil
 import torch
 from torch import Tensor
 
+from ..method import Method
 from ..plan import LayerPlan
 from ..roles import Encode, Field, Place, Select
 from ..values import Shape
+from ..values.fit import Fit
+from .fits import Fits
 from .pool import Ledger, Pool
 from .raw import Raw
 
@@ -17,8 +20,9 @@ class Pools:
     """Makes pools on demand. `capacity` is the address space in bytes of each on the device, the machine's memory that of the others;
     what is not touched costs nothing."""
 
-    def __init__(self, shape: Shape, capacity: int, device: torch.device | None = None) -> None:
+    def __init__(self, shape: Shape, capacity: int, device: torch.device | None = None, fits: Fits | None = None) -> None:
         self.shape, self.capacity, self.device = shape, capacity, device
+        self.fits = Fits() if fits is None else fits
         self.beyond = max(psutil.virtual_memory().total, capacity)
         self.ledger = Ledger()
         self._made: dict[tuple[object, ...], Pool] = {}
@@ -39,7 +43,8 @@ class Pools:
     def _pool(self, layer: int, fields: dict[str, Field], page: int, tier: str) -> Pool:
         key = (layer, tuple(fields.items()), page, tier)
         if key not in self._made:
-            self._made[key] = Pool(fields, page, tier, self.ledger, self.capacity if tier == "device" else self.beyond, self.device)
+            room = self.capacity if tier == "device" else self.beyond
+            self._made[key] = Pool(fields, page, tier, self.ledger, room, self.device, self.fits)
         return self._made[key]
 
     def check(self) -> None:
@@ -56,6 +61,9 @@ class Summaries:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.pool[f"{name}.{self.index}"]
+
+    def fitted(self, method: Method) -> Fit:
+        return self.pool.fitted(method)
 
 
 def encoder(plan: LayerPlan) -> Encode:

@@ -12,6 +12,7 @@ from ..errors import PlanError
 from ..method import Method
 from ..values import Rows, Shape, Step
 from ..values.budget import Measure
+from ..values.fit import Fit
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
@@ -78,6 +79,10 @@ class LayerView:
     def summary(self, name: str) -> Tensor:
         """A field that this layer's Select keeps of every settled page."""
         return self.memories[0].summaries[name]
+
+    def fitted(self, method: Method) -> Fit:
+        """What the method was fitted to this model."""
+        return self.memories[0].pools.fits[method]
 
     def note(self, method: Method) -> dict[str, object]:
         """The request's notebook of the method, shared by all layers."""
