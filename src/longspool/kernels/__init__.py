@@ -11,13 +11,16 @@ from .op import Op, implementation
 if TYPE_CHECKING:
     append_rows: Op
     attend_blocks: Op
+    attend_books: Op
     attend_codes: Op
+    attend_groups: Op
     attend_rows: Op
     chain: Op
     gather_rows: Op
     head_sample: Op
     matmul: Op
     merge: Op
+    nearest_codes: Op
     page_bounds: Op
     page_scores: Op
     pick_pages: Op
