@@ -118,7 +118,7 @@ def engine(recipes: list[str]) -> None:
     """Under each recipe, written `kind:recipe`, a tiny model's logits over prompts in chunks and decode steps, and a drawn answer."""
     from longspool.model import tiny as making
     from longspool.model.weights import Noise
-    from toolbox import KINDS, Rig
+    from toolbox import KINDS, Fitting, Rig, model
 
     class FarNoise(Noise):
         def matrix(self, name: str, rows: int, cols: int) -> Tensor:
@@ -131,7 +131,7 @@ def engine(recipes: list[str]) -> None:
         kind, _, text = recipe.partition(":")
         with Reach():
             making.Noise = FarNoise  # type: ignore[misc]
-            far = Rig(making.tiny(kind, **KINDS[kind]))
+            far = Rig(making.tiny(kind, **KINDS[kind]), fits=Fitting(model(kind), FAR))
             making.Noise = Noise  # type: ignore[misc]
             got, answer = serve(far, text)
             far.pools.check()

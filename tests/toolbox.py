@@ -15,15 +15,18 @@ from longspool.engine.engine import Engine
 from longspool.engine.forward import forward
 from longspool.engine.request import Request
 from longspool.engine.sampler import Sampling
-from longspool.memory import Memory
+from longspool.engine.samples import Runs
+from longspool.memory import Fits, Memory
 from longspool.method import Method, registry
 from longspool.model.build import Model
 from longspool.model.load import Loaded, LoadReport
 from longspool.model.tiny import tiny
 from longspool.plan import Item, Plan, resolve
 from longspool.recipe import parse
+from longspool.roles import Fitted
 from longspool.values import Packed, Shape, Step
 from longspool.values.chain import Chain
+from longspool.values.fit import Fit
 from longspool.values.flow import Ask
 from longspool.values.step import Phase
 from reference import rotate
@@ -37,8 +40,11 @@ KINDS: dict[str, dict[str, object]] = {
 }
 """Grouped queries; QK-norm; soft-caps and a window on every other layer; windows on two layers of three; windows everywhere."""
 
-SMALL = {"budget": 96, "window": 16, "page": 16, "block": 16, "last": 8, "sinks": 4, "horizon": 4, "dense": 1, "theta": 0.3}
-"""Parameters by name at which a method acts on a few hundred tokens."""
+SMALL = {
+    "budget": 96, "window": 16, "page": 16, "block": 16, "last": 8, "sinks": 4, "horizon": 4, "dense": 1, "theta": 0.3, "length": 128,
+    "steps": 2,
+}  # fmt: skip
+"""Parameters by name at which a method acts on a few hundred tokens, and is fitted to a model in no time."""
 
 TRITON = "cuda" if torch.cuda.is_available() else "cpu"
 """Where Triton's kernels are tested: on a GPU, or by its interpreter."""
@@ -122,6 +128,27 @@ def loaded(of: Model | None = None) -> Loaded:
     return Loaded(of, Bytes(), report, "tiny")  # type: ignore[arg-type]
 
 
+@functools.cache
+def fitted(of: Model, method: Fitted) -> Fit:
+    """A method fitted to a model over random tokens."""
+    runs = Runs(of, [words(400, 91), words(300, 92)], method.needs().calibrated, 5, Bytes().encode, torch.float32)
+    return Fit(method.fit(runs))
+
+
+class Fitting(Fits):
+    """Fits a method to a model when it is first asked for."""
+
+    def __init__(self, of: Model, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.model, self.device = of, device
+
+    def __missing__(self, method: Method) -> Fit:
+        assert isinstance(method, Fitted), f"{method} is not fitted to a model"
+        fit = self.like(method) or fitted(self.model, method)
+        self[method] = Fit({name: t.to(self.device) for name, t in fit.tensors.items()})
+        return self[method]
+
+
 @dataclasses.dataclass
 class Job:
     """A text under a plan: `prefill` tokens in chunks, the others one by one."""
@@ -141,9 +168,9 @@ class Job:
 class Rig:
     """An engine over one tiny model whose memories a test may hold."""
 
-    def __init__(self, of: Model | str = "llama", budget: int = 1 << 26, chunk: int = 1 << 20) -> None:
+    def __init__(self, of: Model | str = "llama", budget: int = 1 << 26, chunk: int = 1 << 20, fits: Fits | None = None) -> None:
         self.model = model(of) if isinstance(of, str) else of
-        self.engine = Engine(self.model, budget, chunk, chr)
+        self.engine = Engine(self.model, budget, chunk, Fitting(self.model) if fits is None else fits, chr)
         self.pools = self.engine.pools
 
     def plan(self, recipe: str | Method | Sequence[Method] = "", dtype: torch.dtype = torch.float32) -> Plan:

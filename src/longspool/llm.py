@@ -13,11 +13,12 @@ from torch import Tensor
 
 from .engine.answer import Answer
 from .engine.engine import ALONE, Engine
+from .engine.fitting import Fitting, Owner, complete, fit
 from .engine.request import Request
 from .engine.sampler import Sampling
 from .engine.score import teacher_forced
 from .errors import LongspoolError, PlanError, PromptTooLong
-from .memory import DTYPES
+from .memory import DTYPES, Fits
 from .memory.view import Counters
 from .method import registry
 from .model.load import Loaded, load
@@ -76,6 +77,7 @@ class LLM:
             raise LongspoolError(f"chunk={chunk} must be at least one token.")
         items, self.dtype = parse(recipe), DTYPES[kv]
         budget = psutil.virtual_memory().available // 2 if memory is None else parse_bytes(memory)
+        name = str(model.report.path) if isinstance(model, Loaded) else model
         if not isinstance(model, Loaded):
 
             def choose(shape: Shape) -> Weights | None:
@@ -83,18 +85,30 @@ class LLM:
 
             model = load(model, weights, progress=progress, cache_dir=cache_dir, choose=choose)
         self.loaded, self.model, self.tokenizer = model, model.model, model.tokenizer
+        self.fits = Fits()
+        self.owner = Owner(model.fingerprint, name, cache_dir, self.model.device)
         self.plan = self.plan_for(recipe)
-        self.engine = Engine(self.model, budget, chunk, functools.cache(lambda token: self.tokenizer.decode([token])))
+        self.engine = Engine(self.model, budget, chunk, self.fits, functools.cache(lambda token: self.tokenizer.decode([token])))
 
     def plan_for(self, recipe: str | None) -> Plan:
-        """A recipe resolved for this model; None is the default one. Raises PlanError with every reason."""
+        """A recipe resolved for this model, with what its methods were fitted to; None is the default one. Raises PlanError with every
+        reason, ModelError where a fitted file is damaged."""
         if recipe is None:
             return self.plan
         plan = resolve(parse(recipe), self.model.shape, self.dtype)
         for method in plan.methods:
             if isinstance(method, Weights) and method != self.loaded.packer:
                 raise PlanError(f"{method.slug} packs weights while a model is loaded: name it where the model is, in LLM(model, recipe).")
+        complete(plan.methods, self.fits, self.owner)
         return plan
+
+    def fit(
+        self, recipe: str, *, text: str = "", tokens: int = 8192, seed: int = 0, progress: Callable[[float], None] | None = None
+    ) -> Fitting:
+        """Fit the recipe's one method that wants it to this model, over so many tokens of a text (of Python's documentation where none
+        is given), and keep the result where recipes find it. Raises PlanError for a method that is not fitted, ModelError where the
+        result can't be kept."""
+        return fit(self.model, self.tokenizer, parse(recipe), self.owner, self.fits, text, tokens, seed, progress)
 
     def generate(
         self, prompts: Text | Sequence[Text], sampling: Sampling | None = None, *, recipe: str | None = None, **wishes: object
@@ -218,7 +232,7 @@ class LLM:
     def _result(self, request: Request) -> Result:
         if request.error is not None:
             raise request.error
-        return result(request, self.engine.pools.ledger)
+        return result(request, self.engine.pools)
 
 
 def _sampling(sampling: Sampling | None, wishes: dict[str, object]) -> Sampling:

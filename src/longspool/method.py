@@ -35,7 +35,8 @@ class Needs:
 
     recent: newest tokens that must stay raw, counted from the end. queries: last query vectors kept for `View.queries`.
     page: tokens a page; None takes any. mass: observed attention mass for `View.mass`. ragged: rows of one layer may
-    differ in length. whole: no token may be dropped from the memory. calibrated: names of fitted files that must exist.
+    differ in length. whole: no token may be dropped from the memory. calibrated: what a fitted method's `fit` looks at, of "keys", "bare",
+    "values", "queries", "stream" (every layer's, over text) and "model"; see roles.Fitted.
     drawn: the mass that each token has drawn in all steps so far, for `View.drawn`. weights: names of MATRICES for
     `View.weights`. chunk: the most tokens of a prompt that are read at once; the plan takes the minimum. text: the memory
     knows its tokens, for `View.pieces`.

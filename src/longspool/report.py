@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from . import kernels
 from .engine.request import Finish, Request
-from .memory import Ledger, dense_bytes
+from .memory import Fits, Ledger, Pools, dense_bytes
 
 _DROPPED = ("evicted", "dropped", "pruned")
 """The engine's counters of tokens that a seat has taken away."""
@@ -24,6 +24,8 @@ class Bytes:
     host_bytes: int
     disk_bytes: int
     rss_peak_bytes: int
+    fitted_bytes: int = 0
+    """What its methods were fitted to the model, which all requests share; no part of the KV bytes."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Result:
     logprobs: tuple[tuple[float | None, tuple[tuple[int, float], ...]], ...] = field(default=(), repr=False)
 
 
-def result(request: Request, ledger: Ledger) -> Result:
+def result(request: Request, pools: Pools) -> Result:
     """What came of a request that is done."""
     first = request.clock.first_token or request.clock.now()
     last = request.clock.last_token or first
@@ -71,7 +73,7 @@ def result(request: Request, ledger: Ledger) -> Result:
         ttft_s=first,
         prefill_tok_s=(prompt - request.reused) / first if first else 0.0,
         decode_tok_s=(count - 1) / (last - first) if last > first and count > 1 else 0.0,
-        memory=_bytes(request, ledger),
+        memory=_bytes(request, pools.ledger, pools.fits),
         recipe=str(request.plan),
         actions={name: dict(counters) for name, counters in request.actions.items()},  # plain, as asdict wants them
         kernels=kernels.picked(),
@@ -84,7 +86,7 @@ def result(request: Request, ledger: Ledger) -> Result:
     return Result(request.answer.text if request.answer else "", tuple(c.token for c in request.choices), report, logprobs)
 
 
-def _bytes(request: Request, ledger: Ledger) -> Bytes:
+def _bytes(request: Request, ledger: Ledger, fits: Fits) -> Bytes:
     held = request.held
     return Bytes(
         held.get("device", 0),
@@ -93,6 +95,7 @@ def _bytes(request: Request, ledger: Ledger) -> Bytes:
         held.get("host", 0),
         held.get("disk", 0),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        sum(fit.nbytes for fit in fits.of(request.plan.methods)),
     )
 
 

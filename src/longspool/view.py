@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from .method import Method
 from .values import Rows, Shape, Step
 from .values.budget import Measure
+from .values.fit import Fit
 from .values.flow import Ask, Choice, Want
 from .values.step import Phase
 
@@ -20,6 +21,10 @@ class Store(Protocol):
     page: int
 
     def __getitem__(self, name: str) -> Tensor: ...
+
+    def fitted(self, method: Method) -> Fit:
+        """What the method was fitted to this model."""
+        ...
 
 
 class View(Protocol):
@@ -120,6 +125,10 @@ class View(Protocol):
         """A settled page's summary field, [pages, ...]."""
         ...
 
+    def fitted(self, method: Method) -> Fit:
+        """What the method was fitted to this model."""
+        ...
+
     def note(self, method: Method) -> dict[str, object]:
         """The notebook of one request that belongs to the method; it lives as long as the request."""
         ...
@@ -169,4 +178,66 @@ class Request(Protocol):
     def ask(self, ids: list[int], phase: Phase, memory: RequestMemory | None = None, want: Want = "last") -> Ask[RequestMemory]: ...
     def pick(self, reply: object) -> Choice: ...
     def draft(self, methods: tuple[Method, ...], recent: int) -> RequestMemory: ...
+    def fitted(self, method: Method) -> Fit: ...
     def count(self, method: object, **amounts: float) -> None: ...
+
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""A layer's attention, (layer, q [N, H, D], k and v [N, Hkv, D]) -> [N, H, D], of operations that torch can differentiate."""
+
+
+class Samples(Protocol):
+    """What a method's `fit` may look at: the real model's runs over real texts. Vectors of a layer are fp32, those of all texts one
+    after another. What Needs.calibrated does not name raises an error that names it."""
+
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that methods serve: all but sliding windows."""
+        ...
+
+    @property
+    def texts(self) -> Sequence[Tensor]:
+        """The texts as tokens, int64 [n] each."""
+        ...
+
+    @property
+    def pos(self) -> Tensor:
+        """The position of each token in its own text, int64 [T]."""
+        ...
+
+    def keys(self, layer: int) -> Tensor:
+        """Rotated keys [T, Hkv, D]."""
+        ...
+
+    def bare(self, layer: int) -> Tensor:
+        """Keys before rotation [T, Hkv, D]."""
+        ...
+
+    def values(self, layer: int) -> Tensor:
+        """Values [T, Hkv, D]."""
+        ...
+
+    def queries(self, layer: int) -> Tensor:
+        """Rotated queries [T, H, D]."""
+        ...
+
+    def stream(self, layer: int) -> Tensor:
+        """What enters the layer, [T, M]."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """A text as tokens."""
+        ...
+
+    def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Causal attention of a layer, an `Attend`, which sees bool [N, N] only where that is given."""
+        ...
+
+    def states(self, ids: Tensor, attend: Attend) -> Tensor:
+        """The model's final states [N, M] over tokens int64 [N] where its layers attend like this; torch can differentiate it."""
+        ...

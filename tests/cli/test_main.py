@@ -20,7 +20,7 @@ KEYS = {
     "text", "prompt_tokens", "completion_tokens", "finish_reason", "ttft_s", "prefill_tok_s", "decode_tok_s", "memory", "recipe", "actions",
     "kernels",
 }  # fmt: skip
-MEMORY = {"kv_bytes", "kv_peak_bytes", "kv_dense_bytes", "host_bytes", "disk_bytes", "rss_peak_bytes"}
+MEMORY = {"kv_bytes", "kv_peak_bytes", "kv_dense_bytes", "host_bytes", "disk_bytes", "rss_peak_bytes", "fitted_bytes"}
 TEXT = "A spool winds a long thread onto a small core. " * 8
 TOKEN_BYTES = 3 * 2 * 16 * 2 * 2  # layers, KV heads, dimensions, keys and values, bytes of fp16
 

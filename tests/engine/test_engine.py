@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peer import SMALL, peer_logits, random_model
-from reference import dense_logits
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -22,6 +21,7 @@ from longspool.model.hf import from_transformers
 from longspool.model.tiny import tiny
 from longspool.plan import Item, Plan, resolve
 from longspool.roles import Admit, View
+from reference import dense_logits
 from toolbox import Rig, loaded, tokens, words
 from toys import PAPER
 

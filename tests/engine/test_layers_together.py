@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference import dense_logits, rotate
 from torch import Tensor
 
 from layermean import LayerMean
@@ -21,6 +20,7 @@ from longspool.model.build import Model
 from longspool.model.tiny import tiny
 from longspool.plan import Item, Plan, resolve
 from longspool.recipe import parse
+from reference import dense_logits, rotate
 from toolbox import Job, Rig, causal, tokens, words
 from toys import Halve
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from peer import SMALL, peer_logits, random_model
-from reference import attend, dense_logits, rotate
 from tokenizers import Tokenizer as Core
 from tokenizers import models
 from torch import Tensor
@@ -21,6 +20,7 @@ from longspool.model.build import Model
 from longspool.model.sources import DirectorySource
 from longspool.plan import Item, Plan, resolve
 from longspool.recipe import parse
+from reference import attend, dense_logits, rotate
 from toolbox import Job, Rig, loaded, tokens, words
 from toys import Again, Cut, Five, Halve, Heavy, Leave, Rounded, Shelf, Twice
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from reference import dense_logits
 from scipy.stats import chisquare
 
 from longspool.methods.head.flashsampling import FlashSampling
 from longspool.values.packed import Packed
+from reference import dense_logits
 from toolbox import Rig, tokens, words
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import rotate
 from torch import Tensor
 
 from longspool.methods.position.self_extend import SelfExtend
 from longspool.model.build import Model
 from longspool.model.tiny import tiny
+from reference import rotate
 from toolbox import Job, Rig, words
 
 N = 160

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import dense_logits
 
 from longspool.engine.request import Request
 from longspool.method import Method
 from longspool.methods.decode.vericache import VeriCache
 from longspool.recipe import parse
+from reference import dense_logits
 from toolbox import Rig, tokens, words
 from toys import Every, Odd
 

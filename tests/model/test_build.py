@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from peer import SMALL, peer_logits, random_model
-from reference import dense_logits
 from torch import Tensor
 from transformers import Gemma2Config, LlamaConfig, Qwen3Config
 
@@ -16,6 +15,7 @@ from longspool.model.config import Config
 from longspool.model.layers import Apart, Linear, Norm
 from longspool.values.chain import Chain
 from longspool.values.packed import Packed
+from reference import dense_logits
 
 IDS = torch.randint(1, 101, (40,), generator=torch.Generator().manual_seed(1))
 WIDE = {**SMALL, "hidden_size": 64, "intermediate_size": 96}

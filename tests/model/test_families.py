@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from peer import SMALL, peer_logits, random_model, shaken
-from reference import dense_logits
 from transformers import (
     Gemma2Config,
     Gemma3Config,
@@ -25,6 +24,7 @@ from transformers import (
 from longspool.model.build import Model, build
 from longspool.model.config import Config, families
 from longspool.model.hf import from_transformers
+from reference import dense_logits
 
 BOUND = 1e-4
 SLIDING = {"use_sliding_window": True, "sliding_window": 24}

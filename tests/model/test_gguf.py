@@ -13,7 +13,6 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf_maker import export, finish, permuted, shape, vocabulary
 from peer import SMALL, peer_logits, random_model
-from reference import dense_logits
 from torch import Tensor
 from transformers import (
     Gemma2Config,
@@ -33,6 +32,7 @@ from longspool.model.gguf_file import GGUFFile
 from longspool.model.load import load
 from longspool.model.sources import GGUFSource
 from longspool.values.packed import Packed
+from reference import dense_logits
 
 BOUND = 1e-4
 FACTORS = {"short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [1.5 + 0.4 * i for i in range(6)]}

@@ -19,7 +19,6 @@ import torch
 from gguf import GGMLQuantizationType as Quant
 from gguf_maker import export, permuted
 from peer import SMALL, peer_logits, random_model
-from reference import dense_logits
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Core
 from tokenizers import models
@@ -38,6 +37,7 @@ from longspool.errors import ModelError
 from longspool.model.load import Loaded, load
 from longspool.model.sources import DirectorySource, GGUFSource
 from longspool.values.packed import Kind, Packed
+from reference import dense_logits
 
 EVEN = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 CONFIGS = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import dense_logits
 from torch import Tensor
 
 from longspool.model.build import Model
 from longspool.model.config import families
 from longspool.model.tiny import tiny
+from reference import dense_logits
 
 IDS = torch.randint(0, 256, (96,), generator=torch.Generator().manual_seed(2))
 

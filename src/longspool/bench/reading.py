@@ -82,8 +82,9 @@ class Reading:
     def _read(self, plan: Plan, chunk: int) -> tuple[Memory, Step, Tensor]:
         """The prompt read from nothing: the memory, its last step, and the last logits [1, V]."""
         memory, n = self.llm.engine.empty(plan), self.text.prompt
-        for first in range(0, n, chunk or n):
-            step = _step(self.text, first, min(first + (chunk or n), n))
+        size = min(chunk or n, plan.chunk or n)
+        for first in range(0, n, size):
+            step = _step(self.text, first, min(first + size, n))
             (last,) = forward(self.llm.model, [Ask(step, memory, "last" if step.final[0] else "none")])
         return memory, step, last
 

@@ -8,7 +8,9 @@ from statistics import fmean, median
 
 from ..errors import LongspoolError
 from ..llm import LLM
+from ..memory import fitted_in
 from ..method import Trial
+from ..recipe import parse
 from .quality import Mean, Quality, gain, quality
 from .reading import Reading, Run
 from .texts import Text, needles, prose
@@ -84,16 +86,27 @@ class Bench:
         """A recipe on all texts of a kind and length; measured once."""
         key = (recipe, on, length, chunk)
         if key not in self._scores:
+            self._fitted(recipe)
             dense = None if recipe == "dense" else self.score("dense", on, length)
             runs = []
             for i, reading in enumerate(readings := self._readings(on, length)):
-                if self.progress is not None:
-                    self.progress(i / len(readings), f"{recipe}: {'needles' if on != 'text' else 'texts'} of {length:,} tokens")
+                self.tell(i / len(readings), f"{recipe}: {'needles' if on != 'text' else 'texts'} of {length:,} tokens")
                 runs.append(reading.under(recipe, chunk))
             theirs = runs if dense is None else dense.runs
             made = tuple(quality(r.text, run, own) for r, run, own in zip(readings, runs, theirs, strict=True))
             self._scores[key] = Score(recipe, made, tuple(runs))
         return self._scores[key]
+
+    def _fitted(self, recipe: str) -> None:
+        """Fit the methods that want it and were not; they see none of the texts that are measured on."""
+        for method in fitted_in([item.method for item in parse(recipe)]):
+            if not self.llm.owner.place(method).is_file():
+                self.llm.fit(str(method), progress=lambda share, name=method.slug: self.tell(share, f"fitting {name}"))
+
+    def tell(self, share: float, text: str) -> None:
+        """Say how far the present work has come."""
+        if self.progress is not None:
+            self.progress(share, text)
 
     def close(self) -> None:
         """Give the memories of all texts back."""
@@ -181,8 +194,7 @@ def _exact(bench: Bench, trial: Trial) -> Line:
     texts = prose(bench.llm.tokenizer, bench.count, trial.length, 0, bench.seed)
     same = 0
     for i, text in enumerate(texts):
-        if bench.progress is not None:
-            bench.progress(i / len(texts), f"{trial.recipe}: answers to {trial.length:,} tokens")
+        bench.tell(i / len(texts), f"{trial.recipe}: answers to {trial.length:,} tokens")
         plain, other = (_answer(bench.llm, text.ids, recipe) for recipe in ("dense", trial.recipe))
         same += plain == other
     return Line(f"answers of {ANSWERS} tokens equal to dense's", f"{len(texts)}", f"{same}", "all", same == len(texts))

@@ -9,16 +9,16 @@ from rich.table import Table
 
 from ..engine.engine import ALONE
 from ..engine.estimate import need
+from ..engine.fitting import Owner
 from ..errors import LongspoolError
-from ..memory import DTYPES, dense_bytes
+from ..memory import DTYPES, dense_bytes, fitted_in
 from ..method import Needs
 from ..model.config import Config
-from ..model.load import Loaded, load, locate
-from ..model.sources import DirectorySource, GGUFSource
+from ..model.load import Loaded, fingerprint, load, locate
+from ..model.sources import DirectorySource, GGUFSource, Source
 from ..plan import LAYERED, LayerPlan, Plan, resolve
 from ..recipe import parse
 from ..roles import SEATS
-from ..values import Shape
 from . import show
 from .listing import drawn
 
@@ -59,10 +59,11 @@ def plan(recipe: str, model: str, kv: str) -> str:
     """Seats, needs and predicted bytes of a recipe. Raises PlanError with every reason why it can't run."""
     if kv not in DTYPES:
         raise LongspoolError(f"kv={kv!r} is none of {', '.join(DTYPES)}.")
-    items, shape = parse(recipe), _shape(model)
+    items, source = parse(recipe), _source(model)
+    shape = Config.from_hf(source.config).shape
     made = resolve(items, shape, DTYPES[kv])
     head = f"{made} on {model}: {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}, up to {made.context:,} tokens"
-    return drawn(head, "", _seats(made), "", *_asked(made), _bytes(made))
+    return drawn(head, "", _seats(made), "", *_asked(made), *_fits(made, source, model), _bytes(made))
 
 
 def _seats(plan: Plan) -> Table:
@@ -102,11 +103,23 @@ def _bytes(plan: Plan) -> Table:
     return table
 
 
-def _shape(model: str) -> Shape:
-    """A model's dimensions from its config alone."""
+def _source(model: str) -> Source:
+    """A model's files, of which none is read whole."""
     path = locate(model)
-    source = GGUFSource(path) if path.is_file() else DirectorySource(path)
-    return Config.from_hf(source.config).shape
+    return GGUFSource(path) if path.is_file() else DirectorySource(path)
+
+
+def _fits(plan: Plan, source: Source, model: str) -> list[str]:
+    """Whether what its methods are fitted to is there."""
+    if not (methods := fitted_in(plan.methods)):
+        return []
+    owner, told = Owner(fingerprint(source, None), model), []
+    for method in dict.fromkeys(methods):
+        path = owner.place(method)
+        told.append(
+            f"{method.slug} is fitted by {path}." if path.is_file() else f"{method.slug} must be fitted first: {owner.command(method)}"
+        )
+    return [*told, ""]
 
 
 def _config(loaded: Loaded) -> dict[str, object]:

@@ -116,6 +116,23 @@ def check(recipe: Annotated[str, typer.Argument(help="The recipe.")], model: Mod
 
 @app.command()
 @guarded
+def fit(
+    method: Annotated[str, typer.Argument(help="The method, with the parameters that shape it: million or 'million(dims=4)'.")],
+    model: Model = "smollm2",
+    tokens: Annotated[int, typer.Option("--tokens", help="How much text the model reads for it.")] = 8192,
+    seed: Annotated[int, typer.Option("--seed", help="What is drawn at random for it, the text among it.")] = 0,
+    file: Files = None,
+    weights: Weights = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a method to a model, once; without a text, on the documentation that Python carries."""
+    from . import fitted
+
+    fitted.fit(method, model, weights, file or [], tokens, seed, as_json)
+
+
+@app.command()
+@guarded
 def verify(
     slugs: Annotated[list[str] | None, typer.Argument(metavar="[SLUG ...]", help="The methods.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every method that says what it must show.")] = False,

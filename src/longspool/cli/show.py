@@ -88,6 +88,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             f"the process's peak is {size(memory.rss_peak_bytes)}",
         ),
     ]
+    if memory.fitted_bytes:
+        facts.append(("fitted", f"{size(memory.fitted_bytes)} that all requests share"))
     facts += [(name, _counted(did)) for name, did in report.actions.items()]
     return facts + [("kernels", text) for text in _fallen(report)]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import LongspoolError, OutOfMemory
 from ..kernels import rope
-from ..memory import Memory, Pools, give_back_large_blocks
+from ..memory import Fits, Memory, Pools, give_back_large_blocks
 from ..memory.layer import Rotate
 from ..memory.pools import Spell
 from ..model.build import Model
@@ -24,13 +24,13 @@ ALONE, SHARED = 2048, 256  # tokens of a prefill chunk: alone, and beside runnin
 
 
 class Engine:
-    """Runs requests over one model. `budget` bounds the live KV bytes on the device; `spell` says what a token's text is, for methods that
-    look at it."""
+    """Runs requests over one model. `budget` bounds the live KV bytes on the device; `fits` is what methods were fitted to it, `spell` says
+    what a token's text is, for methods that look at it."""
 
-    def __init__(self, model: Model, budget: int, chunk: int = ALONE, spell: Spell | None = None) -> None:
+    def __init__(self, model: Model, budget: int, chunk: int = ALONE, fits: Fits | None = None, spell: Spell | None = None) -> None:
         self.model, self.budget, self.chunk = model, budget, chunk
         give_back_large_blocks()
-        self.pools = Pools(model.shape, budget, model.device, model.matrix, spell)
+        self.pools = Pools(model.shape, budget, model.device, fits, model.matrix, spell)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._rotates = [_rotate(block.rope) for block in model.blocks]

@@ -16,6 +16,7 @@ from ..memory.view import Counters
 from ..method import Method, Needs
 from ..plan import Item, Plan, resolve
 from ..roles import Decode, Head, Ingest, Position, RequestMemory, Reuse, Review, Stop
+from ..values.fit import Fit
 from ..values.flow import Ask, Choice, Emit, Flow, Want
 from ..values.packed import Packed
 from ..values.step import Phase, Step
@@ -215,6 +216,10 @@ class Request:
         position = tuple(i for i in self.plan.items if isinstance(i.method, Position))
         plan = resolve((*position, *map(Item, methods)), self.plan.shape, self.plan.dtype, Needs(recent=recent))
         return self.memory.refit(plan, self.last_step)
+
+    def fitted(self, method: Method) -> Fit:
+        """What a method was fitted to the model."""
+        return self.memory.pools.fits[method]
 
     def count(self, method: object, **amounts: float) -> None:
         """Counters of a flow."""

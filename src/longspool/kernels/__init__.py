@@ -11,7 +11,9 @@ from .op import Op, implementation
 if TYPE_CHECKING:
     append_rows: Op
     attend_blocks: Op
+    attend_books: Op
     attend_codes: Op
+    attend_groups: Op
     attend_rows: Op
     chain: Op
     gather_rows: Op
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     key_scores: Op
     matmul: Op
     merge: Op
+    nearest_codes: Op
     page_bounds: Op
     page_scores: Op
     pick_pages: Op

@@ -36,6 +36,26 @@ def decode_v(codes: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Te
     return _decode(codes, scale, zero, bits)
 
 
+def encode_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Vectors fp32 [.., D] in 4 bits, each `group` of neighbours with a scale and a zero of its own: codes uint8 [.., D/2], scale and zero
+    fp16 [.., D/group]."""
+    codes, scale, zero = _encode(x.unflatten(-1, (-1, group)), 4, None)
+    assert zero is not None
+    return codes.flatten(-2), scale, zero
+
+
+def decode_groups(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Vectors fp32 [.., D]."""
+    return _decode(codes.unflatten(-1, (scale.shape[-1], -1)), scale, zero, 4).flatten(-2)
+
+
+def looked_up(codes: Tensor, book: Tensor) -> Tensor:
+    """Vectors fp32 [S, W, D] of codes uint8 [S, M, W] in a book [M, D/M, C]."""
+    count, pieces, page = codes.shape
+    at = codes.permute(1, 0, 2).reshape(pieces, 1, -1).long().expand(-1, book.shape[1], -1)
+    return book.gather(2, at).reshape(-1, count, page).permute(1, 2, 0)
+
+
 def _encode(x: Tensor, bits: int, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     # The range runs over the last axis; codes are taken against the rounded fp16 scale, so that rounding it costs nothing.
     seen = torch.ones_like(x, dtype=torch.bool) if valid is None else valid.expand_as(x)
@@ -50,23 +70,23 @@ def _encode(x: Tensor, bits: int, valid: Tensor | None) -> tuple[Tensor, Tensor,
     scale = _positive((high - zero.float()) / 15)
     codes = torch.round((x - zero.float()[..., None]) / scale.float()[..., None]).clamp(0, 15)
     codes = torch.where(seen, codes, 0.0).to(torch.uint8)
-    return _pack(codes), scale, zero
+    return pack(codes), scale, zero
 
 
 def _decode(codes: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Tensor:
     if bits == 4:
-        codes = _unpack(codes)
+        codes = unpack(codes)
     x = codes.float() * scale.float()[..., None]
     return x if zero is None else x + zero.float()[..., None]
 
 
-def _pack(codes: Tensor) -> Tensor:
+def pack(codes: Tensor) -> Tensor:
     """uint8 [.., n] with values below 16 -> uint8 [.., n/2]."""
     low, high = codes.unflatten(-1, (-1, 2, 8)).unbind(-2)
     return (low | high << 4).flatten(-2)
 
 
-def _unpack(codes: Tensor) -> Tensor:
+def unpack(codes: Tensor) -> Tensor:
     both = codes.unflatten(-1, (-1, 8))
     return torch.stack([both & 15, both >> 4], -2).flatten(-3)
 

@@ -304,11 +304,11 @@ def make_block(
     job: tuple[int, ...],
 ) -> array:
     """The numbers of a call: addresses of q, out and lse; keys, sight and job are the numbers of Keys, Sight and Job."""
-    return array("q", (*addresses, q.shape[1], q.shape[2], *_bits(scale, softcap), *keys, *sight, *job))
+    return array("q", (*addresses, q.shape[1], q.shape[2], *bent(scale, softcap), *keys, *sight, *job))
 
 
 @lru_cache(maxsize=64)
-def _bits(scale: float, softcap: float) -> tuple[int, ...]:
+def bent(scale: float, softcap: float) -> tuple[int, ...]:
     """Gain and cap of Queries, doubles as the int64 of the same bits."""
     gain, cap = (scale / softcap, softcap * LOG2E) if softcap > 0 else (scale * LOG2E, 0.0)
     return tuple(np.array((gain, cap)).view(np.int64).tolist())

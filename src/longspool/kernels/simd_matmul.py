@@ -295,7 +295,7 @@ def call(typing, address, *args):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.StarArgTuple.from_types([types.int64] * len(args))), emit
 
 
-def _memory(kind: types.Type) -> Callable[[int], Sequence[float]]:
+def memory_of(kind: types.Type) -> Callable[[int], Sequence[float]]:
     @intrinsic
     def memory(typing, address):  # type: ignore[no-untyped-def]
         def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
@@ -307,7 +307,7 @@ def _memory(kind: types.Type) -> Callable[[int], Sequence[float]]:
 
 
 # Memory at an address, to be indexed.
-floats, ints, longs = _memory(types.float32), _memory(types.int32), _memory(types.int64)
+floats, ints, longs = memory_of(types.float32), memory_of(types.int32), memory_of(types.int64)
 
 
 @intrinsic

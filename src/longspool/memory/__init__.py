@@ -1,6 +1,7 @@
 """The memory: pages, zones, layers."""
 
 from .attend import advance, attend, write
+from .fits import Fits, fitted_in
 from .heap import give_back_large_blocks
 from .index import learn
 from .layer import LayerMemory
@@ -12,6 +13,7 @@ from .view import LayerView
 
 __all__ = [
     "DTYPES",
+    "Fits",
     "LayerMemory",
     "LayerView",
     "Ledger",
@@ -22,6 +24,7 @@ __all__ = [
     "advance",
     "attend",
     "dense_bytes",
+    "fitted_in",
     "give_back_large_blocks",
     "learn",
     "write",

@@ -1,20 +1,10 @@
-"""A memory on disk: a safetensors file with every page as it is stored, and a header that says which model and recipe it belongs to.
-
-It is written tensor by tensor, so saving needs no second copy of the memory. The SHA-256 in the header covers the whole file, with
-zeros in its own place.
-"""
+"""A memory on disk: a safetensors file with every page as it is stored, and a header that says which model and recipe it belongs to."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import torch
 from safetensors import safe_open
@@ -22,38 +12,16 @@ from torch import Tensor
 
 from ..errors import MemoryFileError
 from ..plan import Plan
+from .fits import Fits
 from .layer import LayerMemory, Rotate
 from .memory import Memory
-from .pool import item
 from .pools import Pools
+from .sealed import Entry, Form, checked, replace
 from .zone import Zone
 
 FORMAT = "longspool-memory-1"
-_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-}  # fmt: skip
+_FORM = Form(FORMAT, "saved memory", MemoryFileError)
 _ZONES = ("recent", "settled")
-_BLANK = "0" * 64
-_BLOCK = 1 << 22
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of the file; `take` makes it when its turn has come."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    take: Callable[[], Tensor]
-
-    @staticmethod
-    def of(name: str, tensor: Tensor) -> Entry:
-        return Entry(name, tuple(tensor.shape), tensor.dtype, lambda: tensor)
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * item(self.dtype)
 
 
 def save(memory: Memory, path: Path, fingerprint: str) -> int:
@@ -68,12 +36,12 @@ def save(memory: Memory, path: Path, fingerprint: str) -> int:
         entries += [Entry.of(f"note.{slug}.{key}", value) for key, value in note.items() if isinstance(value, Tensor)]
         scalars[slug] = {key: value for key, value in note.items() if not isinstance(value, Tensor)}
     try:
-        about = _about(memory.plan, fingerprint) | {
+        about = _about(memory.plan, fingerprint, memory.pools.fits) | {
             "seen": str(memory.seen),
             "gone": json.dumps([layer.gone for layer in memory.layers]),
             "notes": json.dumps(scalars),
         }
-        return _replace(path, entries, about)
+        return replace(path, entries, about, _FORM)
     except TypeError as error:
         raise MemoryFileError(
             f"The memory can't be saved, since a method's notes hold what is neither tensor nor number: {error}."
@@ -86,8 +54,8 @@ def load(path: Path, plan: Plan, pools: Pools, rotates: Sequence[Rotate | None],
     """Read a memory that `save` wrote.
 
     Raises MemoryFileError where the file is damaged, or belongs to another model, recipe or version."""
-    about = _checked(path)
-    for key, own in _about(plan, fingerprint).items():
+    about = checked(path, _FORM)
+    for key, own in _about(plan, fingerprint, pools.fits).items():
         if about.get(key) != own:
             raise MemoryFileError(f"{path} was saved with {_WHAT[key]} {about.get(key)!r}, and this is {own!r}.")
     memory = Memory(plan, pools, rotates)
@@ -109,13 +77,22 @@ def load(path: Path, plan: Plan, pools: Pools, rotates: Sequence[Rotate | None],
     return memory
 
 
-_WHAT = {"model": "the model", "recipe": "the recipe", "dtype": "the storage type", "pages": "the page sizes", "recent": "a recent zone of"}
+_WHAT = {
+    "model": "the model",
+    "recipe": "the recipe",
+    "dtype": "the storage type",
+    "pages": "the page sizes",
+    "recent": "a recent zone of",
+    "fits": "methods that were fitted as",
+}
 
 
-def _about(plan: Plan, fingerprint: str) -> dict[str, str]:
+def _about(plan: Plan, fingerprint: str, fits: Fits) -> dict[str, str]:
     """What a file and its reader must agree on."""
     pages = ", ".join(str(layer.page) for layer in plan.layers)
-    return {"model": fingerprint, "recipe": str(plan), "dtype": str(plan.dtype), "pages": pages, "recent": str(plan.base.recent)}
+    about = {"model": fingerprint, "recipe": str(plan), "dtype": str(plan.dtype), "pages": pages, "recent": str(plan.base.recent)}
+    fitted = ", ".join(fit.digest for fit in fits.of(plan.methods))
+    return about | ({"fits": fitted} if fitted else {})
 
 
 def _entries(layer: LayerMemory) -> Iterator[Entry]:
@@ -160,71 +137,3 @@ def _refill(zone: Zone, tensors: dict[str, Tensor]) -> None:
         if tuple(found.shape) != want or found.dtype != form.dtype:
             raise ValueError(f"{field} is {found.dtype} {list(found.shape)} where {form.dtype} {list(want)} is expected")
         zone.pool[field][pages] = found.to(zone.pool.device)
-
-
-def _replace(path: Path, entries: list[Entry], about: dict[str, str]) -> int:
-    """Write beside the target, then put the whole file in its place."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        draft = Path(file.name)
-        try:
-            size = _write(file, entries, about)
-            file.close()
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
-    return size
-
-
-def _write(file: IO[bytes], entries: list[Entry], about: dict[str, str]) -> int:
-    header: dict[str, object] = {"__metadata__": {"format": FORMAT, "sha256": _BLANK, **about}}
-    end = 0
-    for e in entries:
-        header[e.name] = {"dtype": _DTYPES[e.dtype], "shape": list(e.shape), "data_offsets": [end, end + e.nbytes]}
-        end += e.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    start = len(text).to_bytes(8, "little") + text
-    digest = hashlib.sha256(start)
-    file.write(start)
-    for e in entries:
-        raw = e.take().contiguous().cpu().view(-1).view(torch.uint8).numpy().data
-        digest.update(raw)
-        file.write(raw)
-    file.seek(start.index(_BLANK.encode()))
-    file.write(digest.hexdigest().encode())
-    file.flush()
-    os.fsync(file.fileno())
-    return len(start) + end
-
-
-def _checked(path: Path) -> dict[str, str]:
-    """The header's facts of a whole, undamaged file of this format."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if not 2 <= size <= path.stat().st_size - 8:
-                raise MemoryFileError(f"{path} is damaged or no saved memory: its header says it is {size:,} bytes long.")
-            text = file.read(size)
-            about = _metadata(path, text)
-            digest = hashlib.sha256(size.to_bytes(8, "little") + text.replace(about["sha256"].encode(), _BLANK.encode(), 1))
-            while block := file.read(_BLOCK):
-                digest.update(block)
-    except OSError as error:
-        raise MemoryFileError(f"The memory {path} can't be read: {error.strerror or error}.") from None
-    if digest.hexdigest() != about["sha256"]:
-        raise MemoryFileError(f"{path} is damaged: its content does not match its checksum.")
-    return about
-
-
-def _metadata(path: Path, text: bytes) -> dict[str, str]:
-    try:
-        about = json.loads(text).get("__metadata__", {})
-    except (ValueError, AttributeError):
-        raise MemoryFileError(f"{path} is damaged or no saved memory: its header can't be read.") from None
-    if not isinstance(about, dict) or not str(about.get("format", "")).startswith("longspool-memory-"):
-        raise MemoryFileError(f"{path} is no saved memory.")
-    if about["format"] != FORMAT:
-        raise MemoryFileError(f"{path} is of the format {about['format']!r}, and this version of Longspool reads {FORMAT!r}.")
-    if not isinstance(about.get("sha256"), str) or not about["sha256"]:
-        raise MemoryFileError(f"{path} is damaged: its header has no checksum.")
-    return about

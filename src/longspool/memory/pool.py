@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import OutOfMemory
+from ..method import Method
 from ..roles import Field
+from ..values.fit import Fit
+from .fits import Fits
 
 _LAZY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000) if hasattr(mmap, "MAP_ANONYMOUS") else 0
 _RELEASE = 1 << 16  # bytes: smaller runs of free pages are kept for reuse, since giving them back costs more than it saves
@@ -61,8 +64,16 @@ class Pool:
     """
 
     def __init__(
-        self, fields: Mapping[str, Field], page: int, tier: str, ledger: Ledger, capacity: int, device: torch.device | None = None
+        self,
+        fields: Mapping[str, Field],
+        page: int,
+        tier: str,
+        ledger: Ledger,
+        capacity: int,
+        device: torch.device | None = None,
+        fits: Fits | None = None,
     ) -> None:
+        self.fits = Fits() if fits is None else fits
         self.page, self.tier, self.ledger, self.fields = page, tier, ledger, dict(fields)
         self.device = device if device is not None and tier == "device" else torch.device("cpu")
         self.page_bytes = sum(prod(f.shape) * item(f.dtype) for f in fields.values())
@@ -80,6 +91,10 @@ class Pool:
 
     def __contains__(self, name: str) -> bool:
         return name in self._data
+
+    def fitted(self, method: Method) -> Fit:
+        """What a method was fitted to the model."""
+        return self.fits[method]
 
     def take(self, n: int) -> np.ndarray:
         """n fresh pages, int32. Raises OutOfMemory when the reserved room is used up."""

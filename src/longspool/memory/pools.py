@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from ..errors import LongspoolError
+from ..method import Method
 from ..plan import LayerPlan
 from ..roles import Encode, Field, Place, Select
 from ..values import Shape
+from ..values.fit import Fit
+from .fits import Fits
 from .pool import Ledger, Pool
 from .raw import Raw
 
@@ -34,9 +37,16 @@ class Pools:
     what is not touched costs nothing. `matrix` gives what methods may see of the model's weights, `spell` what its tokens say."""
 
     def __init__(
-        self, shape: Shape, capacity: int, device: torch.device | None = None, matrix: Matrix | None = None, spell: Spell | None = None
+        self,
+        shape: Shape,
+        capacity: int,
+        device: torch.device | None = None,
+        fits: Fits | None = None,
+        matrix: Matrix | None = None,
+        spell: Spell | None = None,
     ) -> None:
         self.shape, self.capacity, self.device = shape, capacity, device
+        self.fits = Fits() if fits is None else fits
         self.matrix, self.spell = matrix or _no_matrix, spell or _no_text
         self.beyond = max(psutil.virtual_memory().total, capacity)
         self.ledger = Ledger()
@@ -58,7 +68,8 @@ class Pools:
     def _pool(self, layer: int, fields: dict[str, Field], page: int, tier: str) -> Pool:
         key = (layer, tuple(fields.items()), page, tier)
         if key not in self._made:
-            self._made[key] = Pool(fields, page, tier, self.ledger, self.capacity if tier == "device" else self.beyond, self.device)
+            room = self.capacity if tier == "device" else self.beyond
+            self._made[key] = Pool(fields, page, tier, self.ledger, room, self.device, self.fits)
         return self._made[key]
 
     def check(self) -> None:
@@ -75,6 +86,9 @@ class Summaries:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.pool[f"{name}.{self.index}"]
+
+    def fitted(self, method: Method) -> Fit:
+        return self.pool.fitted(method)
 
 
 def encoder(plan: LayerPlan) -> Encode:

@@ -13,6 +13,7 @@ from ..errors import PlanError
 from ..method import Method
 from ..values import Rows, Shape, Step
 from ..values.budget import Measure
+from ..values.fit import Fit
 from . import index
 
 if TYPE_CHECKING:
@@ -142,6 +143,10 @@ class LayerView:
     def summary(self, name: str) -> Tensor:
         """A field that this layer's Select keeps of every settled page."""
         return self.memories[0].summaries[name]
+
+    def fitted(self, method: Method) -> Fit:
+        """What the method was fitted to this model."""
+        return self.memories[0].pools.fits[method]
 
     def note(self, method: Method) -> dict[str, object]:
         """The request's notebook of the method, shared by all layers."""

@@ -24,7 +24,7 @@ class Model:
         self.shape: Shape = config.shape
         self.blocks = blocks
         self.head = head
-        self._last = last
+        self.norm = last
         self._table = table
 
     @property
@@ -50,7 +50,7 @@ class Model:
 
     def final(self, x: Tensor) -> Tensor:
         """The last norm, [N, W]."""
-        return self._last(x)
+        return self.norm(x)
 
     def logits(self, h: Tensor) -> Tensor:
         """What `final` gave -> fp32 [N, V]."""

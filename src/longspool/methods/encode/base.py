@@ -1,18 +1,48 @@
-"""What the page codecs share: keys per channel of a page, values per token, attended without decoding."""
+"""What codecs share: integer codes of pages (keys per channel, values per token), when codes are attended, and vectors by k-means."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...kernels import attend_codes
+from ...kernels import attend_codes, nearest_codes
 from ...kernels.codes import decode_k, decode_v, encode_k, encode_v
 from ...method import Cost, Method, Needs
 from ...roles import Encode, Field, Reach, Store
 from ...values import Rows, Shape, Span
+
+FEW = 8  # tokens of a request for which attending codes one query at a time costs less than decoding their pages
+ROUNDS = 10  # of k-means
+
+
+def few(reach: Reach) -> bool:
+    """Whether a step's queries are few, as in decoding and in verifying."""
+    return max(b - a for a, b in pairwise(reach.spans)) <= FEW
+
+
+def kmeans(x: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """The `count` means [B, count, d] of each of B sets of vectors x [B, n, d]."""
+    return torch.stack([_means(part, count, rng) for part in x])
+
+
+def _means(x: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Lloyd's rounds from a random choice of the vectors. A mean that loses all of its own takes one of those farthest from theirs."""
+    distinct: Tensor = torch.unique(x, dim=0)
+    means = distinct[torch.randperm(len(distinct), generator=rng)[:count]]
+    if len(distinct) <= count:
+        return means[torch.arange(count).clamp_max(len(means) - 1)]
+    for _ in range(ROUNDS):
+        code = nearest_codes(x[None], means.T[None].contiguous())[0].long()
+        sizes = torch.bincount(code, minlength=count)[:, None]
+        sums = torch.zeros_like(means).index_add_(0, code, x)
+        means = torch.where(sizes > 0, sums / sizes.clamp_min(1), means)
+        if len(lost := (sizes[:, 0] == 0).nonzero()[:, 0]):
+            means[lost] = x[(x - means[code]).square().sum(1).topk(len(lost)).indices]
+    return means
 
 
 @dataclass(frozen=True)
