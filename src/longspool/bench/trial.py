@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -101,7 +102,7 @@ class Bench:
         """Fit the methods that want it and were not; they see none of the texts that are measured on."""
         for method in fitted_in([item.method for item in parse(recipe)]):
             if not self.llm.owner.place(method).is_file():
-                self.llm.fit(str(method), progress=lambda share, name=method.slug: self.tell(share, f"fitting {name}"))
+                self.llm.fit(str(method), progress=functools.partial(self.tell, text=f"fitting {method.slug}"))
 
     def tell(self, share: float, text: str) -> None:
         """Say how far the present work has come."""
