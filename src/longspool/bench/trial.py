@@ -90,7 +90,7 @@ class Bench:
             self._fitted(recipe)
             dense = None if recipe == "dense" else self.score("dense", on, length)
             runs = []
-            for i, reading in enumerate(readings := self._readings(on, length)):
+            for i, reading in enumerate(readings := self.readings(on, length)):
                 self.tell(i / len(readings), f"{recipe}: {'needles' if on != 'text' else 'texts'} of {length:,} tokens")
                 runs.append(reading.under(recipe, chunk))
             theirs = runs if dense is None else dense.runs
@@ -116,9 +116,9 @@ class Bench:
                 reading.close()
         self._texts.clear()
 
-    def _readings(self, on: str, length: int) -> list[Reading]:
+    def readings(self, on: str, length: int) -> list[Reading]:
+        """The texts of a kind and length. Each keeps its dense memory from its first use to the end."""
         if (on, length) not in self._texts:
-            self.close()  # one kind at a time: each holds the memories of all its texts
             self._texts[on, length] = [Reading(self.llm, text) for text in self._made(on, length)]
         return self._texts[on, length]
 

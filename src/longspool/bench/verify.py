@@ -18,11 +18,9 @@ from ..method import registry
 from ..recipe import parse
 from ..roles import Encode, Place
 from ..values import Shape
-from .reading import Reading
-from .texts import Text, prose
 from .trial import Bench, Line, tried
 
-LENGTHS, STEPS = (1024, 4096), 24
+LENGTHS = (1024, 4096)
 
 
 @dataclass(frozen=True)
@@ -93,18 +91,14 @@ def verify(bench: Bench, slug: str, model: str) -> Verdict:
 def costs(bench: Bench, recipe: str, lengths: tuple[int, int] = LENGTHS) -> Costs | None:
     """Bytes and times of a recipe at two lengths of one text; None where the model's context is too short for them."""
     llm = bench.llm
-    if llm.model.shape.context < lengths[1] + STEPS + 1:
+    if llm.model.shape.context < lengths[1] + bench.forced:
         return None
-    (text,) = prose(llm.tokenizer, 1, lengths[1], STEPS + 1, bench.seed)
     times: dict[str, list[float]] = {"dense": [], recipe: []}
     for length in lengths:
-        reading = Reading(llm, Text(text.ids[: length + STEPS + 1], length, length))
-        try:
-            for name in times:
-                run = reading.under(name)
-                times[name].append(1e3 * median(run.steps))
-        finally:
-            reading.close()
+        reading = bench.readings("text", length)[0]
+        for name in times:
+            run = reading.under(name)
+            times[name].append(1e3 * median(run.steps))
     shape, crossing = llm.model.shape, crossing_of(times["dense"], times[recipe], lengths)
     held, dense = sum(run.bytes.values()) / run.kept, run.dense / (shape.layers * shape.kv_heads * lengths[1])
     steps = lengths, _pair(times[recipe]), _pair(times["dense"])
