@@ -289,7 +289,7 @@ def test_the_plain_runners_agree() -> None:
     rig = Rig("gemma2")
 
     def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        trace, out = Trace(q, k), []
+        trace, out = Trace(q, k, v), []
         seen = causal(len(q), rig.model.shape.windows[layer])
         for h in range(4):
             out.append(trace.logits(rig.model.shape, slice(None), h).masked_fill(~seen, -torch.inf).softmax(-1) @ v[:, h // 2])

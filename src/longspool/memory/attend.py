@@ -19,6 +19,7 @@ from .layer import LayerMemory
 from .mass import observe
 from .pattern import attend_pattern, blocks_of
 from .pool import Pool
+from .raw import Raw
 from .view import LayerView
 
 Part = tuple[Tensor, Tensor]
@@ -178,7 +179,8 @@ def _count_read(group: list[LayerMemory], select: Select, picked: Rows, rows: Ro
 
 
 def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach: Reach) -> Part:
-    """Attention over encoded rows: fused where the codec can, else its pages are decoded first. Single tokens become pages of their own."""
+    """Attention over encoded rows: fused where the codec can, else its pages are decoded first. Single tokens become pages of their own;
+    raw pages are read as they are, also with log-weights."""
     s, bounds = memory.shape, (reach.spans, reach.lo, reach.hi)
     if rows.grain != store.page:
         k, v, local, weight = picked(memory, store, rows)
@@ -187,6 +189,9 @@ def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach:
         fused = memory.encode.attend(q, store, rows, reach, memory.span, memory.shape)
         if fused is not None:
             return fused
-    k, v, local, where = materialise(memory, store, rows)
-    weight = store["weight"][where] if memory.plan.weighted else None
+    if isinstance(memory.encode, Raw):
+        where = (store["k"], store["v"], rows.table, rows.length)
+        return attend_rows(q, *where, *bounds, s.scale, softcap=s.softcap, weight=store["weight"])
+    k, v, local, pages = materialise(memory, store, rows)
+    weight = store["weight"][pages] if memory.plan.weighted else None
     return attend_rows(q, k, v, local.table, local.length, *bounds, s.scale, softcap=s.softcap, weight=weight)

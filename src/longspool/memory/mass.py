@@ -19,7 +19,7 @@ def observe(group: list[LayerMemory], q: Tensor, lse: Tensor, step: Step) -> Non
     """Set `memory.mass` [R, T] of each request whose step is watched, settled tokens first, and add it to what they have drawn. lse [N, H]
     is the final one over all parts."""
     for i, memory in enumerate(group):
-        a, b, own = step.spans[i], step.spans[i + 1], step.of(i)
+        a, b, own = step.spans[i], step.spans[i + 1], step if step.requests == 1 else step.of(i)
         if not memory.plan.watches(own):
             continue
         mass = _mass(memory, q[a:b].contiguous(), lse[a:b].contiguous(), own)

@@ -37,6 +37,12 @@ class Step:
         """The longest length known of a single request's sequence."""
         return max(self.total[0], int(self.pos[-1]) + 1)
 
+    def meets(self, every: int) -> bool:
+        """Whether a single request's step has a token whose position is a multiple of `every`. No torch is asked, so that it may be while
+        steps are written down."""
+        pos = self.pos.numpy()
+        return int(pos[-1]) // every != (int(pos[0]) - 1) // every
+
     def of(self, request: int) -> Step:
         """The part of one request."""
         a, b = self.spans[request], self.spans[request + 1]

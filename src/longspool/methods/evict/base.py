@@ -42,10 +42,7 @@ class ScoreEvict(Method, Evict):
     def due(self, step: Step) -> bool:
         if step.phase == "prefill":
             return step.final[0] or self.when != "prompt"
-        if not isinstance(self.when, int):
-            return False
-        first, last = int(step.pos[0]), int(step.pos[-1])
-        return last // self.when != (first - 1) // self.when
+        return isinstance(self.when, int) and step.meets(self.when)
 
     def decodes(self) -> bool:
         return isinstance(self.when, int)

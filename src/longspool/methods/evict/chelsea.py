@@ -52,9 +52,7 @@ class Chelsea(Method, Evict):
         return reasons + [f"{name}={value} must be at least {low}." for name, (value, low) in least.items() if value < low]
 
     def due(self, step: Step) -> bool:
-        if step.phase == "prefill":
-            return step.final[0]
-        return int(step.pos[-1]) // self.chunk != (int(step.pos[0]) - 1) // self.chunk
+        return step.final[0] if step.phase == "prefill" else step.meets(self.chunk)
 
     def decodes(self) -> bool:
         return False

@@ -47,9 +47,7 @@ class SemantiCache(Method, Evict):
         return [f"{name}={value} must be at least {low}." for name, value, low in least if value < low]
 
     def due(self, step: Step) -> bool:
-        if step.phase == "prefill":
-            return step.final[0]
-        return int(step.pos[-1]) // self.chunk != (int(step.pos[0]) - 1) // self.chunk
+        return step.final[0] if step.phase == "prefill" else step.meets(self.chunk)
 
     def decodes(self) -> bool:
         return False
