@@ -83,7 +83,8 @@ class Trial:
     `recipe` is the method with the settings of its paper, made small enough for the model at hand. `control` is the same budget spent
     blindly, which `recipe` must beat by more than two standard errors; `beats` are recipes that its paper compares with, which must not
     be better. `on` says what is measured: the divergence from dense over real text that follows the prompt ("text"), needles under
-    a question that is part of the prompt ("aware") or comes after it ("agnostic"), or whether the answer is dense's, token for token ("exact").
+    a question that is part of the prompt ("aware") or comes after it ("agnostic"), or whether the answer is dense's, token for token
+    ("exact").
     """
 
     recipe: str

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from .method import Method
 from .values import Blocks, Rows, Shape, Span, Step
+from .values.field import Field as Field
 from .values.flow import Flow
 from .view import Draws as Draws  # methods take what their verbs see from here, too
 from .view import Request as Request
@@ -24,14 +24,6 @@ from .view import View as View
 
 if TYPE_CHECKING:
     from .values.packed import Packed
-
-
-@dataclass(frozen=True)
-class Field:
-    """One stored tensor of a page: its shape per page and its dtype."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class Role:
@@ -156,6 +148,9 @@ class Evict(Role):
 
 
 class Encode(Role):
+    unit: ClassVar[int] = 0
+    """Of how many tokens, or a multiple, a piece of a page may be for it to be read alone; 0: pages are read whole."""
+
     def across(self) -> int:
         """How many adjacent layers share pages. Above 1 they settle together, once the last of them has the tokens, and the codec sees
         them as one wide head: layer after layer in the dimension D. A group is shorter where layers run out."""
@@ -163,6 +158,15 @@ class Encode(Role):
 
     def fields(self, shape: Shape, page: int, layers: int) -> dict[str, Field]:
         """What is stored for a page of one KV head of so many layers."""
+        raise NotImplementedError
+
+    def learns(self, shape: Shape, layers: int) -> dict[str, Field]:
+        """What is learnt of the tokens of each KV head that settle first, and kept on the device as long as the memory: its verbs find it
+        as `store.learnt(name, pages)`."""
+        return {}
+
+    def learn(self, k: list[Tensor], v: list[Tensor], span: Span) -> dict[str, Tensor]:
+        """From each row's tokens k, v [n, D * layers] (rows may differ in length), what `learns` names: [R, ...]."""
         raise NotImplementedError
 
     def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
@@ -190,9 +194,25 @@ class Reach:
 
 class Place(Role):
     home: ClassVar[str] = "device"
-    """The tier where settled pages live: device, host or disk."""
+    """The tier where settled pages live: device, host or disk. What is resident stays on the device."""
     ahead: ClassVar[int] = 0
     """How many parts are fetched before they are needed."""
+
+    attends: ClassVar[bool] = False
+    """Whether attention over its pages is computed where they live, and only its result brought to the device."""
+
+    def folder(self) -> str:
+        """The directory where its pages lie on the disk; "" is the system's temporary one."""
+        return ""
+
+    def keeps(self) -> int:
+        """Tokens of each KV head of a layer whose copies stay on the device once a decoding step has read them; those that were not read
+        for the longest time go first."""
+        return 0
+
+    def shelves(self) -> int:
+        """The same on the host, where pages live on the disk."""
+        return 0
 
     def parts(self, heads: int, view: View) -> Iterator[tuple[int, int]]:
         """Ranges of KV heads that are attended one after another; each is fetched to the device, attended, merged."""
@@ -208,16 +228,30 @@ class Select(Role):
     """Whether `select` calls the same kernels for each token as long as the rows stay what they are, and Python neither looks at tensors
     nor remembers anything: such steps are written down and played again (engine/replay.py)."""
 
+    def piece(self, page: int) -> int:
+        """How many tokens of a page are read together: all of them, or so many that a page is cut into equal pieces."""
+        return page
+
     def fields(self, shape: Shape, page: int) -> dict[str, Field]:
-        """The summary that is kept of every settled page."""
-        raise NotImplementedError
+        """The summary that is kept of every settled page, on the device wherever the page lies."""
+        return {}
 
     def summarise(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor) -> None:
         """Write the summary of pages int64 [S] whose keys are k [S, D, W], the first fill[s] tokens of each."""
-        raise NotImplementedError
+
+    def index(self, old: dict[str, Tensor], view: View) -> dict[str, Tensor]:
+        """What is known of one request's settled tokens where pages are the wrong unit, as tensors whose first dimension is the KV
+        head. Called after tokens have settled and when the prompt has been read; `old` is what the layer knows so far, {} after all
+        settled tokens were written anew, and is returned where it still will do. It lives and dies with the memory: forks share it, files
+        hold it, its bytes are counted, so its tensors are never changed in place."""
+        return old
+
+    def index_bytes(self, shape: Shape, tokens: int) -> int:
+        """The most bytes that a layer's index takes for rows of so many tokens."""
+        return 0
 
     def select(self, q: Tensor, rows: Rows, view: View) -> Rows:
-        """What the queries q [N, H, D] of this decode step read, at most all of rows."""
+        """What the queries q [N, H, D] of this decode step read, at most all of rows: whole pages, or pieces of them (Rows.cut)."""
         raise NotImplementedError
 
 

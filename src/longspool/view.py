@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -19,6 +20,10 @@ class Store(Protocol):
     page: int
 
     def __getitem__(self, name: str) -> Tensor: ...
+
+    def learnt(self, name: str, pages: Tensor) -> Tensor:
+        """What the codec has learnt of the row of each of these pages, [S, ...]; see Encode.learns."""
+        ...
 
 
 class View(Protocol):
@@ -65,6 +70,19 @@ class View(Protocol):
         """Attention mass that each settled token of one request drew in this step, [R, T]."""
         ...
 
+    @property
+    def index(self) -> list[dict[str, Tensor]]:
+        """What the layer's Select keeps of the settled tokens, for each request of the step; see `Select.index`."""
+        ...
+
+    def settled(self, first: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of one request's settled tokens, decoded: for each row k, v [n, D] from its token first[r] on."""
+        ...
+
+    def recent(self) -> Tensor:
+        """Keys of one request's recent tokens, [R, n, D]."""
+        ...
+
     def keys(self) -> list[Tensor]:
         """All keys of one request that this layer holds, settled ones first: for each row [T, D], as rows differ in length."""
         ...
@@ -77,8 +95,8 @@ class View(Protocol):
         """The notebook of one request that belongs to the method; it lives as long as the request."""
         ...
 
-    def count(self, method: object, **amounts: float) -> None:
-        """Add to the counters that prove what the method did."""
+    def count(self, method: object, request: int = 0, **amounts: float) -> None:
+        """Add to the counters that prove what the method did, of one request of the step."""
         ...
 
 

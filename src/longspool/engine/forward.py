@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..errors import LongspoolError
 from ..kernels import chain, rope
-from ..memory import LayerView, Memory, advance, write
+from ..memory import LayerView, Memory, advance, learn, write
 from ..model.build import Model
 from ..model.layers import Block
 from ..plan import Plan
-from ..roles import Evict, Prune, Skip
+from ..roles import Evict, Prune, Select, Skip
 from ..values import Step
 from ..values.flow import Ask
 from .angles import Angles
@@ -208,17 +208,19 @@ def _settle(layer: int, group: Group) -> None:
     plan = group.plan.layers[layer]
     if not plan.settles and plan.window is None:
         return
-    evicts = plan.chain(Evict)
+    evicts, reads = plan.chain(Evict), plan.one(Select) is not None and group.step.phase == "prefill"
     for b, memory in enumerate(group.memories):
         own = memory[layer]
-        if not own.restless and not evicts:
+        if not own.restless and not evicts and not reads:
             continue
         step = group.step if len(group.memories) == 1 else group.step.of(b)
-        if own.restless or own.due(step):
-            try:
+        try:
+            if own.restless or own.due(step):
                 own.settle(LayerView(layer, own.shape, step, own.rows(), (own,)))
-            except LongspoolError as error:
-                raise StepError(group.plan, error) from error
+            elif reads and step.final[0]:
+                learn(own, step)
+        except LongspoolError as error:
+            raise StepError(group.plan, error) from error
 
 
 def _pruned(layer: int, x: Tensor, groups: list[Group]) -> Tensor:

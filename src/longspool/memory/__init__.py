@@ -1,7 +1,9 @@
 """The memory: pages, zones, layers."""
 
 from .attend import advance, attend, write
+from .disk import DamagedPage
 from .heap import give_back_large_blocks
+from .index import learn
 from .layer import LayerMemory
 from .memory import Memory, dense_bytes
 from .pool import Ledger, Pool
@@ -11,6 +13,7 @@ from .view import LayerView
 
 __all__ = [
     "DTYPES",
+    "DamagedPage",
     "LayerMemory",
     "LayerView",
     "Ledger",
@@ -22,5 +25,6 @@ __all__ = [
     "attend",
     "dense_bytes",
     "give_back_large_blocks",
+    "learn",
     "write",
 ]

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from ..kernels import append_rows, attend_rows, merge
-from ..roles import Pattern, Place, Position, Reach, Select
+from ..roles import Pattern, Place, Position, Reach, Store
 from ..values import Rows, Step
-from .fetch import fetched, materialise
+from .fetch import LANES, fetched, materialise, packed
 from .frames import attend_frames
 from .layer import LayerMemory
 from .mass import observe
+from .near import at_home
 from .pattern import attend_pattern, blocks_of
-from .pool import Pool
+from .selection import selected
 from .view import LayerView
 
 Part = tuple[Tensor, Tensor]
@@ -140,40 +141,30 @@ def _int32(parts: list[np.ndarray]) -> Tensor:
 def _settled(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -> list[Part]:
     """The settled zone: selected while decoding, then one part after another."""
     plan, shape = group[0].plan, group[0].shape
-    select, place = plan.one(Select), plan.one(Place)
-    if select is not None and view.step.phase != "prefill":
-        picked = select.select(q, rows, view)
-        _count_read(group, select, picked, rows)
-        rows = picked
-    if place is None:
+    rows, place = selected(group, q, rows, view), plan.one(Place)
+    if place is None and rows.grain == group[0].store.page:
         return [attend_store(group[0], q, group[0].store, rows, Reach(view.step.spans))]
+    if place is not None and place.attends and group[0].store.tier != "device":
+        store, part = at_home(group, rows)
+        out, lse = attend_store(group[0], q.cpu(), store, part, Reach(view.step.spans))
+        return [(out.to(q.device), lse.to(q.device))]
     outs = []
-    for lo, hi in place.parts(shape.kv_heads, view):
+    for lo, hi in place.parts(shape.kv_heads, view) if place is not None else [(0, shape.kv_heads)]:
         heads = q[:, lo * shape.group : hi * shape.group].contiguous()
-        with fetched(group, rows, lo, hi) as (store, part):
+        with fetched(group, rows, lo, hi, keep=view.step.phase != "prefill") as (store, part):
             outs.append(attend_store(group[0], heads, store, part, Reach(view.step.spans)))
     return outs if len(outs) == 1 else [(torch.cat([o for o, _ in outs], 1), torch.cat([s for _, s in outs], 1))]
 
 
-def _count_read(group: list[LayerMemory], select: Select, picked: Rows, rows: Rows) -> None:
-    """Each request's tokens that the selection reads, of those that it could."""
-    share = picked.count // rows.count
-    if len(group) == 1:
-        group[0].count(select, tokens_read=picked.total, tokens_stored=rows.total * share)
-        return
-    for memory, read, stored in zip(
-        group, picked.length.numpy().reshape(len(group), -1), rows.length.numpy().reshape(len(group), -1), strict=True
-    ):
-        memory.count(select, tokens_read=int(read.sum()), tokens_stored=int(stored.sum()) * share)
-
-
-def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach: Reach) -> Part:
-    """Attention over encoded rows: fused where the codec can, else its pages are decoded first."""
-    if not memory.plan.weighted:
+def attend_store(memory: LayerMemory, q: Tensor, store: Store, rows: Rows, reach: Reach) -> Part:
+    """Attention over encoded rows: fused where the codec and the kernels can, else its pages are decoded first."""
+    if not memory.plan.weighted and store.page >= LANES:
         fused = memory.encode.attend(q, store, rows, reach, memory.span, memory.shape)
         if fused is not None:
             return fused
     k, v, local, where = materialise(memory, store, rows)
     weight = store["weight"][where] if memory.plan.weighted else None
+    if local.grain < LANES:
+        k, v, local, (weight,) = packed(k, v, local, weight)
     s = memory.shape
     return attend_rows(q, k, v, local.table, local.length, reach.spans, reach.lo, reach.hi, s.scale, softcap=s.softcap, weight=weight)

@@ -6,16 +6,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..roles import Place
+from ..plan import PAGE
+from ..roles import Place, Store
 from ..values import Rows, Step
-from .pool import Pool
+from .pool import Pool, size
 from .view import LayerView
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
+
+LANES = 16
+"""Tokens of a page below which no kernel but the reference reads it."""
 
 
 def head_parts(memory: LayerMemory, step: Step, alike: bool = True) -> list[tuple[int, int]]:
@@ -29,35 +34,113 @@ def head_parts(memory: LayerMemory, step: Step, alike: bool = True) -> list[tupl
 
 
 @contextmanager
-def fetched(group: Sequence[LayerMemory], rows: Rows, lo: int, hi: int) -> Iterator[tuple[Pool, Rows]]:
-    """The rows of KV heads lo to hi of all requests, and the device pool where they are while the context lasts."""
+def fetched(group: Sequence[LayerMemory], rows: Rows, lo: int, hi: int, keep: bool = False) -> Iterator[tuple[Pool, Rows]]:
+    """The rows of KV heads lo to hi of all requests, and the device pool where they are while the context lasts. With `keep` the caches
+    are used, and what is read stays in them."""
     memory, heads, per = group[0], group[0].shape.kv_heads, rows.count // (len(group) * group[0].shape.kv_heads)
     if (lo, hi) != (0, heads):
         mine = [r for b in range(len(group)) for r in range((b * heads + lo) * per, (b * heads + hi) * per)]
         rows = Rows(rows.table[mine], rows.length[mine], rows.grain)
-    place, home = memory.plan.one(Place), memory.store
-    if place is None or home.tier == "device":
+    home = memory.store
+    if home.tier == "device" and rows.grain == home.page:
         yield home, rows
         return
-    stage, used = memory.pools.stage(home), _used(rows)
-    pages = stage.take(int(used.sum()))
+    stage, used, share = memory.pools.stage(memory.plan, rows.grain), _used(rows), rows.count // len(group)
+    loans: list[_Loan] = []
     try:
-        target = torch.from_numpy(pages).long()
-        for name in home.fields:
-            stage[name][target] = home[name][rows.table[used].long()].to(stage.device, non_blocking=True)
-        for own, one in zip(rows.filled.view(len(group), -1), group, strict=True):
-            one.count(place, bytes_fetched=int(own.sum()) * stage.page_bytes)
-        yield stage, Rows(_renumbered(rows, used, target.to(torch.int32)), rows.length, rows.grain)
+        table = torch.full(rows.table.shape, -1, dtype=torch.int32)
+        for b, one in enumerate(group):
+            part = slice(b * share, (b + 1) * share)
+            wanted, at = np.unique(rows.table[part][used[part]].numpy(), return_inverse=True)
+            loans.append(_Loan(one, stage, wanted, keep))
+            table[part] = table[part].masked_scatter(used[part], torch.from_numpy(loans[-1].bring()[at.reshape(-1)]))
+        yield stage, Rows(table, rows.length, rows.grain)
     finally:
-        stage.give(pages)
+        for loan in loans:
+            loan.end()
 
 
-def materialise(memory: LayerMemory, store: Pool, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor]:
+class _Loan:
+    """Copies on the device of what one request reads: those in its cache, and fresh ones for the rest."""
+
+    def __init__(self, memory: LayerMemory, stage: Pool, wanted: np.ndarray, keep: bool) -> None:
+        self.memory, self.stage, self.wanted = memory, stage, wanted
+        assert memory.settled is not None
+        caches = {c.pool.tier: c for c in memory.settled.near if keep and c.pool.page == stage.page}
+        self.cache, self.shelf = caches.get("device"), caches.get("host")
+        self.slots = np.full(len(wanted), -1, np.int32) if self.cache is None else self.cache.find(wanted)
+        self.fresh = self.slots < 0
+        self.slots[self.fresh] = stage.take(int(self.fresh.sum()))
+        self.whole = False
+
+    def bring(self) -> np.ndarray:
+        """Where each entry is on the device."""
+        missing = self.wanted[self.fresh]
+        target = torch.from_numpy(self.slots[self.fresh]).long()
+        if len(missing):
+            for name, value in self._load(missing).items():
+                self.stage[name][target] = value.to(self.stage.device, non_blocking=True)
+        self.whole = True
+        away = size({name: form for name, form in self.stage.fields.items() if name in self.memory.store.away})
+        amounts: dict[str, float] = {"bytes_fetched": len(missing) * away}
+        if self.cache is not None:
+            amounts |= {"device_hits": len(self.wanted) - len(missing), "device_misses": len(missing)}
+        self.memory.count(self.memory.plan.one(Place), **amounts)
+        return self.slots
+
+    def _load(self, ids: np.ndarray) -> dict[str, Tensor]:
+        """What is read of pages or pieces, from the shelf on the host where they lie there, else from home."""
+        home, names = self.memory.store, tuple(self.stage.fields)
+        away = [name for name in names if name in home.away]
+        got = home.get(torch.from_numpy(ids).long(), self.stage.page, [name for name in names if name not in home.away])
+        if self.shelf is None:
+            self._count_disk(len(ids))
+            return got | home.get(torch.from_numpy(ids).long(), self.stage.page, away)
+        slots = self.shelf.find(ids)
+        new = slots < 0
+        slots[new] = self.shelf.pool.take(int(new.sum()))
+        try:
+            if new.any():
+                self.shelf.pool.put(torch.from_numpy(slots[new]).long(), home.get(torch.from_numpy(ids[new]).long(), self.stage.page, away))
+            got |= self.shelf.pool.get(torch.from_numpy(slots).long())
+        except BaseException:
+            self.shelf.pool.give(slots[new])
+            raise
+        self.shelf.keep(ids[new], slots[new])
+        self.memory.count(self.memory.plan.one(Place), host_hits=len(ids) - int(new.sum()), host_misses=int(new.sum()))
+        self._count_disk(int(new.sum()))
+        return got
+
+    def _count_disk(self, count: int) -> None:
+        home = self.memory.store
+        if home.disk is not None:
+            records = count * (self.stage.page // home.piece)
+            self.memory.count(self.memory.plan.one(Place), bytes_from_disk=records * home.disk.record)
+
+    def end(self) -> None:
+        """Keep the fresh copies, or give them back."""
+        slots = self.slots[self.fresh]
+        if self.cache is None or not self.whole:
+            self.stage.give(slots)
+        else:
+            self.cache.keep(self.wanted[self.fresh].astype(np.int64), slots)
+
+
+def materialise(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor]:
     """Rows decoded into a pool of their own: k [S, D, W], v [S, W, D], the rows over it, and the S source pages."""
     used = _used(rows)
     where = rows.table[used].long()
     k, v = memory.encode.read(store, where, memory.span)
     return k, v, Rows(_renumbered(rows, used, torch.arange(len(where), dtype=torch.int32)), rows.length, rows.grain), where
+
+
+def packed(k: Tensor, v: Tensor, rows: Rows, *fields: Tensor | None) -> tuple[Tensor, Tensor, Rows, list[Tensor | None]]:
+    """Pages of fewer than LANES tokens, which the tables of rows name, put together to larger ones; so are fields [S, W] of them."""
+    per, count = PAGE // rows.grain, rows.count
+    wide = -(-rows.table.shape[1] // per)
+    at = torch.nn.functional.pad(rows.table, (0, wide * per - rows.table.shape[1])).clamp_min(0).long().view(count * wide, per)
+    local = Rows(torch.arange(count * wide, dtype=torch.int32).view(count, wide), rows.length, PAGE)
+    return k[at].transpose(1, 2).flatten(2), v[at].flatten(1, 2), local, [None if x is None else x[at].flatten(1) for x in fields]
 
 
 def _used(rows: Rows) -> Tensor:

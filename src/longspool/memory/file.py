@@ -6,6 +6,7 @@ zeros in its own place.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -20,11 +21,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..errors import MemoryFileError
+from ..errors import LongspoolError, MemoryFileError
 from ..plan import Plan
+from . import books, index
 from .layer import LayerMemory, Rotate
 from .memory import Memory
-from .pool import item
+from .pool import Pool, item
 from .pools import Pools
 from .zone import Zone
 
@@ -33,7 +35,7 @@ _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
 }  # fmt: skip
-_ZONES = ("recent", "settled")
+_ZONES = ("recent", "settled", "book")
 _BLANK = "0" * 64
 _BLOCK = 1 << 22
 
@@ -98,6 +100,9 @@ def load(path: Path, plan: Plan, pools: Pools, rotates: Sequence[Rotate | None],
             for slug, note in json.loads(about["notes"]).items():
                 tensors = {name.split(".", 2)[2]: file.get_tensor(name) for name in names if name.startswith(f"note.{slug}.")}
                 memory.notes[slug] = note | tensors
+    except LongspoolError:
+        memory.free()
+        raise
     except (KeyError, ValueError) as error:
         memory.free()
         raise MemoryFileError(f"{path} does not hold what this version of its methods stores: {error}.") from None
@@ -118,6 +123,8 @@ def _entries(layer: LayerMemory) -> Iterator[Entry]:
     for name, zone in zip(_ZONES, layer.zones, strict=False):
         yield from _zone(f"{layer.layer}.{name}", zone)
     yield Entry.of(f"{layer.layer}.pos", torch.from_numpy(layer.pos.array()))
+    for name, tensor in layer.index.items():
+        yield Entry.of(f"{layer.layer}.index.{name}", tensor)
     if layer.past:
         yield Entry.of(f"{layer.layer}.past", torch.cat(layer.past))
 
@@ -126,17 +133,24 @@ def _zone(name: str, zone: Zone) -> Iterator[Entry]:
     pages = torch.from_numpy(zone.pages()).long()
     yield Entry.of(f"{name}.length", torch.from_numpy(zone.length.copy()))
     for field, form in zone.pool.fields.items():
-        data = zone.pool[field]
-        yield Entry(f"{name}.{field}", (len(pages), *form.shape), form.dtype, lambda data=data: data[pages])  # type: ignore[misc]
+        take = functools.partial(_field, zone.pool, pages, field)
+        yield Entry(f"{name}.{field}", (len(pages), *form.shape), form.dtype, take)
+
+
+def _field(pool: Pool, pages: Tensor, field: str) -> Tensor:
+    return pool.get(pages, names=[field])[field]
 
 
 def _restore(layer: LayerMemory, tensors: dict[str, Tensor], gone: int) -> None:
     """Fill an empty layer. Raises KeyError or ValueError where the tensors are not what the layer stores."""
     for name, zone in zip(_ZONES, layer.zones, strict=False):
         _refill(zone, {key.split(".", 1)[1]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")})
+    if layer.settled is not None:
+        books.enter(layer, layer.settled.pages())
     layer.pos.append(tensors["pos"].numpy())
     layer.account()
     layer.gone = gone
+    index.keep(layer, {key.split(".", 1)[1]: tensor.to(layer.device) for key, tensor in tensors.items() if key.startswith("index.")})
     if "past" in tensors:
         layer.remember([tensors["past"]])
 
@@ -148,7 +162,7 @@ def _refill(zone: Zone, tensors: dict[str, Tensor]) -> None:
         found, want = tensors[field], (len(pages), *form.shape)
         if tuple(found.shape) != want or found.dtype != form.dtype:
             raise ValueError(f"{field} is {found.dtype} {list(found.shape)} where {form.dtype} {list(want)} is expected")
-        zone.pool[field][pages] = found.to(zone.pool.device)
+    zone.pool.put(pages, {field: tensors[field] for field in zone.pool.fields})
 
 
 def _replace(path: Path, entries: list[Entry], about: dict[str, str]) -> int:

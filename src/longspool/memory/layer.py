@@ -12,9 +12,10 @@ from ..errors import LongspoolError
 from ..kernels import append_rows, gather_rows
 from ..method import Method
 from ..plan import PAGE, LayerPlan
-from ..roles import Admit, Evict, Place, Store
+from ..roles import Admit, Evict, Store
 from ..values import Rows, Span, Step
 from ..values.step import Phase
+from . import books, index, near
 from .pool import Pool
 from .pools import Pools, Summaries, encoder
 from .positions import Positions
@@ -53,15 +54,17 @@ class LayerMemory:
         self.recent = Zone(pools.recent(layer, plan), self.shape.kv_heads)
         self.settled: Zone | None = None
         if plan.settles:
-            self.settled = earlier[0].settled if earlier else Zone(pools.settled(layer, plan), self.shape.kv_heads)
+            self.settled = earlier[0].settled if earlier else near.zone(layer, plan, pools)
             self.summaries = Summaries(self.store, self.span.index) if plan.joint else self.store
         self.earlier = tuple(earlier) if self.span.last else ()
+        self.book = books.book(plan, pools) if self.span.last else None
         self.pos = Positions()
         self.mass: Tensor | None = None
-        self.held = self._side = 0
+        self.held = self._side = self.reach = 0
         self.gone = 0
         """The position after the last token that has left the recent zone."""
         self.past: list[Tensor] = []
+        self.index: dict[str, Tensor] = {}
 
     # ---- what it holds
 
@@ -74,7 +77,8 @@ class LayerMemory:
     @property
     def zones(self) -> list[Zone]:
         """The zones whose books it keeps."""
-        return [self.recent] if self.settled is None or not self.span.last else [self.recent, self.settled]
+        own = (self.recent, self.settled, self.book) if self.span.last else (self.recent,)
+        return [zone for zone in own if zone is not None]
 
     @property
     def members(self) -> tuple[LayerMemory, ...]:
@@ -102,21 +106,22 @@ class LayerMemory:
         """Per KV head k, v [n, D] of the recent tokens first to first + count."""
         n = len(self.pos) - first if count is None else count
         rows, heads = self.recent.rows(), self.shape.kv_heads
-        index = torch.arange(first, first + n).repeat(heads)
-        k, v = gather_rows(self.recent.pool["k"], self.recent.pool["v"], rows.table, index, torch.arange(heads + 1) * n)
+        at = torch.arange(first, first + n).repeat(heads)
+        k, v = gather_rows(self.recent.pool["k"], self.recent.pool["v"], rows.table, at, torch.arange(heads + 1) * n)
         return list(zip(k.view(heads, n, k.shape[-1]), v.view(heads, n, v.shape[-1]), strict=True))
 
-    def read_settled(self) -> list[tuple[Tensor, Tensor]]:
-        """Per KV head k, v [n, D] of the settled tokens, decoded."""
+    def read_settled(self, first: Sequence[int] | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Per KV head k, v [n, D] of the settled tokens, decoded; of row r from its token first[r] on."""
         heads, dim = self.shape.kv_heads, self.shape.head_dim
         if self.settled is None or not self.settled.length.any():
             none = torch.zeros(0, dim, device=self.device)
             return [(none, none)] * heads
         out = []
-        for pages, n in zip(self.settled.table, self.settled.length, strict=True):
-            k, v = self.encode.read(self.store, torch.from_numpy(pages[: -(-n // self.store.page)]).long(), self.span)
-            k, v = k.to(self.device), v.to(self.device)
-            out.append((k.transpose(1, 2).reshape(-1, dim)[:n], v.reshape(-1, dim)[:n]))
+        for pages, n, start in zip(self.settled.table, self.settled.length, first or [0] * heads, strict=True):
+            skip, page = start // self.store.page, self.store.page
+            k, v = near.decoded(self, torch.from_numpy(pages[skip : -(-n // page)]).long())
+            part = slice(start - skip * page, int(n) - skip * page)
+            out.append((k.transpose(1, 2).reshape(-1, dim)[part], v.reshape(-1, dim)[part]))
         return out
 
     def settled_field(self, name: str) -> list[Tensor]:
@@ -187,19 +192,20 @@ class LayerMemory:
         keep = self.plan.needs.queries and self.plan.needs.queries + self.plan.rollback
         fresh = self.recent.wants(count)
         enter = fresh * raw.page_bytes + self.recent.growth(fresh) + min(count, keep) * self.shape.heads * self.shape.head_dim * 4
+        enter += index.growth(self, count)
         old, due = max(len(self.pos) + count - self.plan.needs.recent - (self.plan.window or 0), 0), self.due(step)
         waits = bool(self.plan.chain(Evict)) and not due and step.phase == "prefill" and not step.final[0]
         if not due and (waits or old < max(raw.page, PAGE)):
-            return enter, self._staged(), 0, 0
+            return enter, near.staged(self), 0, 0
         moves = old // raw.page * self.shape.kv_heads * len(self.span.layers)
         if self.settled is None:
             return enter, 0, 0, moves * raw.page_bytes if self.plan.window else 0
         if not self.span.last:
-            return enter, self._staged(), 0, 0
+            return enter, near.staged(self), 0, 0
         admitted = min([old // raw.page * raw.page, *(a.admits(old) for a in self.plan.chain(Admit))])
         new = self._resettled(old, due) if due else self.settled.wants(admitted)
-        size = self.store.page_bytes if self.store.tier == "device" else 0
-        return enter, self._staged(), new * size + self.settled.growth(max(new, 0)), moves * raw.page_bytes
+        size = self.store.sizes["device"]
+        return enter, near.staged(self), new * size + self.settled.growth(max(new, 0)), moves * raw.page_bytes
 
     def _resettled(self, old: int, due: list[Evict]) -> int:
         """Settled pages that an eviction adds at most; it gives the present ones back first."""
@@ -207,14 +213,6 @@ class LayerMemory:
         longest = int(self.settled.length.max()) + old
         kept = min([longest, *(e.bound(longest) for e in due)])
         return (kept // self.store.page + 2) * self.shape.kv_heads - int(self.settled.filled.sum())
-
-    def _staged(self) -> int:
-        """Bytes that are fetched to the device at once."""
-        place = self.plan.one(Place)
-        if self.settled is None or place is None or self.store.tier == "device":
-            return 0
-        heads = self.shape.kv_heads
-        return int(self.settled.filled.max()) * place.widest(heads) * self.store.page_bytes
 
     # ---- life
 
@@ -246,6 +244,7 @@ class LayerMemory:
         self.pos, self.gone = other.pos.copy(), other.gone
         self.account()
         self.remember(list(other.past))
+        index.keep(self, other.index)
 
     def take_over(self, other: LayerMemory, since: int = 0) -> None:
         """Append the other memory's tokens from position `since` on to the recent zone, and know its queries."""
@@ -269,20 +268,29 @@ class LayerMemory:
     def free(self) -> None:
         """Give every page back."""
         self.remember([])
+        index.keep(self, {})
         self.pos.keep(0)
         self.account()
         for zone in self.zones:
             zone.free()
 
     @property
+    def tiers(self) -> dict[str, int]:
+        """Live bytes by tier: pages in full, their copies, tables, positions and kept queries."""
+        held = {"device": self.pos.nbytes + sum(q.nbytes for q in self.past) + index.weight(self.index), "host": 0, "disk": 0}
+        for zone in self.zones:
+            for tier, amount in zone.tiers.items():
+                held[tier] += amount
+        return held
+
+    @property
     def bytes(self) -> int:
-        """Live bytes: pages in full, tables, positions and kept queries."""
-        return sum(z.bytes + z.side for z in self.zones) + self.pos.nbytes + sum(q.nbytes for q in self.past)
+        return sum(self.tiers.values())
 
     def check(self) -> None:
         """Raise AssertionError where tables, lengths and positions don't fit together."""
         assert (self.recent.length == len(self.pos)).all(), f"layer {self.layer}: {self.recent.length} tokens, {len(self.pos)} positions"
         for zone in self.zones:
-            assert (zone.pool.refs[zone.pages()] > 0).all(), f"layer {self.layer} holds a page that was given back"
+            zone.check()
         for held in self.positions():
             assert (held.diff() > 0).all(), f"layer {self.layer}: positions don't ascend"

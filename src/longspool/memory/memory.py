@@ -11,6 +11,8 @@ from ..errors import LongspoolError
 from ..plan import Plan
 from ..roles import RequestMemory
 from ..values import Step
+from . import near
+from .disk import PageFile
 from .layer import LayerMemory, Rotate
 from .pools import Pools
 from .view import LayerView, counters
@@ -75,8 +77,9 @@ class Memory:
         now = peak = 0
         for layer in self.layers:
             enter, fetched, settled, freed = layer.growth(step)
-            peak = max(peak, now + enter + max(fetched, settled, 0))
-            now += enter + settled - freed
+            kept = near.growth(layer, step)
+            peak = max(peak, now + enter + max(fetched, kept + settled, 0))
+            now += enter + kept + settled - freed
         return peak
 
     def adopt(self, other: RequestMemory, since: int) -> None:
@@ -103,13 +106,16 @@ class Memory:
 
     def tiers(self) -> dict[str, int]:
         """Live bytes by tier."""
-        held = {"device": self.bytes, "host": 0, "disk": 0}
+        held = {"device": 0, "host": 0, "disk": 0}
         for layer in self.layers:
-            for zone in layer.zones:
-                if zone.pool.tier != "device":
-                    held[zone.pool.tier] += zone.bytes
-                    held["device"] -= zone.bytes
+            for tier, amount in layer.tiers.items():
+                held[tier] += amount
         return held
+
+    def holds(self, file: PageFile, record: int) -> bool:
+        """Whether a record of a file on the disk belongs to one of its pages."""
+        zones = (zone for layer in self.layers for zone in layer.zones if zone.pool.disk is file)
+        return any(record // (zone.pool.page // zone.pool.piece) in zone.pages() for zone in zones)
 
     def check(self) -> None:
         """Raise AssertionError where tables, lengths, positions and owners don't fit together."""

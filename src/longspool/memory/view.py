@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ..errors import PlanError
@@ -71,6 +73,19 @@ class LayerView:
         settled = self._own.settled
         return len(self._own.pos) + (int(settled.length.max()) if settled is not None else 0)
 
+    @property
+    def index(self) -> list[dict[str, Tensor]]:
+        """What the layer's Select keeps of the settled tokens, for each request."""
+        return [memory.index for memory in self.memories]
+
+    def settled(self, first: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """For each row k, v [n, D] of the settled tokens from its token first[r] on, decoded."""
+        return self._own.read_settled(first)
+
+    def recent(self) -> Tensor:
+        """Keys of the recent tokens, [R, n, D]."""
+        return torch.stack([k for k, _ in self._own.read_recent()])
+
     def keys(self) -> list[Tensor]:
         """All keys that this layer holds, settled ones first: for each row [T, D]."""
         return self._own.keys()
@@ -83,5 +98,5 @@ class LayerView:
         """The request's notebook of the method, shared by all layers."""
         return self._own.notes.setdefault(method.slug, {})
 
-    def count(self, method: object, **amounts: float) -> None:
-        self.memories[0].count(method, **amounts)
+    def count(self, method: object, request: int = 0, **amounts: float) -> None:
+        self.memories[request].count(method, **amounts)

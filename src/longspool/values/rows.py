@@ -16,6 +16,8 @@ class Rows:
     table int32 [R, P] holds page ids (-1 past a row's last page), length int32 [R] the tokens in each row, `grain` the tokens of
     a page. Only a row's last page may be partly filled. R is requests x KV heads, or requests x query heads where a
     selection was made per query head.
+
+    A grain smaller than the pool's page means pieces of pages: piece i of page p, of n to a page, is entry p * n + i.
     """
 
     table: Tensor
@@ -56,6 +58,24 @@ class Rows:
         tokens = torch.where(valid, (self.length[:, None] - at * self.grain).clamp(max=self.grain), 0)
         table = self.table.gather(1, at) if self.table.shape[1] else self.table.new_full(at.shape, -1)
         return Rows(torch.where(valid, table, -1), tokens.sum(1, dtype=torch.int32), self.grain)
+
+    def cut(self, grain: int) -> Rows:
+        """The same tokens in pieces of `grain` tokens."""
+        per = self.grain // grain
+        if per == 1:
+            return self
+        table = self.table[:, :, None] * per + torch.arange(per, dtype=torch.int32)
+        past = torch.arange(self.table.shape[1] * per) * grain >= self.length[:, None]
+        return Rows(table.flatten(1).masked_fill(past, -1), self.length, grain)
+
+    def uncut(self, whole: Rows) -> Rows:
+        """The pages of `whole` of which these are pieces."""
+        per, count = whole.grain // self.grain, whole.count
+        own = torch.where(self.table >= 0, torch.div(self.table, per, rounding_mode="floor"), -2)
+        hit = (whole.split(self.count // count).table[:, :, None] == own[:, None, :]).any(-1)
+        index = torch.argsort(~hit, dim=1, stable=True).to(torch.int32)
+        past = torch.arange(index.shape[1]) >= hit.sum(1)[:, None]
+        return whole.split(self.count // count).pages(index.masked_fill(past, -1))
 
     @staticmethod
     def stack(rows: list[Rows]) -> Rows:
