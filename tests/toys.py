@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longspool.method import LOSSLESS, Method, Needs, Paper
-from longspool.roles import Admit, Evict, Ingest, Kept, Prompt, Prune, Request, Reuse, Review, Skip, Stop, View, Weights
+from longspool.roles import Admit, Evict, Ingest, Kept, Place, Prompt, Prune, Request, Reuse, Review, Skip, Stop, View, Weights
 from longspool.values import Step
 from longspool.values.flow import Flow
 from longspool.values.packed import Packed
@@ -217,3 +217,40 @@ class Rounded(Method, Weights):
 
     def pack(self, name: str, w: Tensor) -> Packed | None:
         return Packed.from_float((w / self.step).round() * self.step, "f16") if ".mlp." in name else None
+
+
+@dataclass(frozen=True)
+class Tiers(Method, Place):
+    """Old tokens on the disk, with copies of so many of each head on the device and on the host."""
+
+    device: int = 0
+    host: int = 0
+    window: int = 8
+    directory: str = ""
+    slug: ClassVar[str] = "tiers"
+    paper: ClassVar[Paper] = PAPER
+    identity: ClassVar[str] = LOSSLESS
+    home: ClassVar[str] = "disk"
+
+    def needs(self) -> Needs:
+        return Needs(recent=self.window)
+
+    def folder(self) -> str:
+        return self.directory
+
+    def keeps(self) -> int:
+        return self.device
+
+    def shelves(self) -> int:
+        return self.host
+
+    def parts(self, heads: int, view: View) -> Iterator[tuple[int, int]]:
+        yield 0, heads
+
+
+@dataclass(frozen=True)
+class Ram(Tiers):
+    """The same with old tokens on the host."""
+
+    slug: ClassVar[str] = "ram"
+    home: ClassVar[str] = "host"

@@ -292,6 +292,8 @@ def _unsound(a: Method, b: Method) -> list[str]:
     reasons = []
     if isinstance(a, Decode) and isinstance(b, Head):
         reasons.append(f"{a.slug} draws from whole logits, which {b.slug} never makes.")
+    if isinstance(a, Position) and isinstance(b, Select):
+        reasons.append(f"{b.slug} selects by keys where they are, and {a.slug} has queries see them elsewhere.")
     if isinstance(a, Evict) and a.merges and isinstance(b, Pattern):
         reasons.append(f"{b.slug} reads blocks without the weights of the entries that {a.slug} merges.")
     if isinstance(a, Evict) and a.together and isinstance(b, Evict):

@@ -104,10 +104,19 @@ def _notes(request: Request) -> tuple[str, ...]:
     did = {m: request.actions.get(m.slug, {}) for m in request.plan.methods}
     idle = [m.slug for m, counted in did.items() if not any(counted.values())]
     partial = [m.slug for m, counted in did.items() if m.aware() and any(counted.get(name) for name in _DROPPED)]
-    return tuple(
-        f"{slug} did nothing in this run: the text was too short for it to act, or its parameters leave everything as it is."
-        for slug in idle
-    ) + tuple(
-        f"{slug} chose what to keep by the question in this prompt: another question on the same memory may miss what was dropped."
-        for slug in partial
+    damaged = (
+        (f"A page of its memory on the disk was damaged ({request.damaged}x); the memory was dropped and computed again.",)
+        if request.damaged
+        else ()
+    )
+    return (
+        damaged
+        + tuple(
+            f"{slug} did nothing in this run: the text was too short for it to act, or its parameters leave everything as it is."
+            for slug in idle
+        )
+        + tuple(
+            f"{slug} chose what to keep by the question in this prompt: another question on the same memory may miss what was dropped."
+            for slug in partial
+        )
     )

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from .method import Method
 from .values import Blocks, Rows, Shape, Span, Step
+from .values.field import Field as Field
 from .values.flow import Flow
 from .view import Draws as Draws  # methods take what their verbs see from here, too
 from .view import Request as Request
@@ -25,14 +25,6 @@ from .view import View as View
 
 if TYPE_CHECKING:
     from .values.packed import Packed
-
-
-@dataclass(frozen=True)
-class Field:
-    """One stored tensor of a page: its shape per page and its dtype."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -195,6 +187,9 @@ class Evict(Role):
 
 
 class Encode(Role):
+    unit: ClassVar[int] = 0
+    """Of how many tokens, or a multiple, a piece of a page may be for it to be read alone; 0: pages are read whole."""
+
     def across(self) -> int:
         """How many adjacent layers share pages. Above 1 they settle together, once the last of them has the tokens, and the codec sees
         them as one wide head: layer after layer in the dimension D. A group is shorter where layers run out."""
@@ -202,6 +197,15 @@ class Encode(Role):
 
     def fields(self, shape: Shape, page: int, layers: int) -> dict[str, Field]:
         """What is stored for a page of one KV head of so many layers."""
+        raise NotImplementedError
+
+    def learns(self, shape: Shape, layers: int) -> dict[str, Field]:
+        """What is learnt of the tokens of each KV head that settle first, and kept on the device as long as the memory: its verbs find it
+        as `store.learnt(name, pages)`."""
+        return {}
+
+    def learn(self, k: list[Tensor], v: list[Tensor], span: Span) -> dict[str, Tensor]:
+        """From each row's tokens k, v [n, D * layers] (rows may differ in length), what `learns` names: [R, ...]."""
         raise NotImplementedError
 
     def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
@@ -238,9 +242,25 @@ class Reach:
 
 class Place(Role):
     home: ClassVar[str] = "device"
-    """The tier where settled pages live: device, host or disk."""
+    """The tier where settled pages live: device, host or disk. What is resident stays on the device."""
     ahead: ClassVar[int] = 0
     """How many parts are fetched before they are needed."""
+
+    attends: ClassVar[bool] = False
+    """Whether attention over its pages is computed where they live, and only its result brought to the device."""
+
+    def folder(self) -> str:
+        """The directory where its pages lie on the disk; "" is the system's temporary one."""
+        return ""
+
+    def keeps(self) -> int:
+        """Tokens of each KV head of a layer whose copies stay on the device once a decoding step has read them; those that were not read
+        for the longest time go first."""
+        return 0
+
+    def shelves(self) -> int:
+        """The same on the host, where pages live on the disk."""
+        return 0
 
     def parts(self, heads: int, view: View) -> Iterator[tuple[int, int]]:
         """Ranges of KV heads that are attended one after another; each is fetched to the device, attended, merged."""
@@ -253,7 +273,7 @@ class Place(Role):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a selection reads: `rows` exactly, whole pages or single tokens, and estimates of what it does not read.
+    """What a selection reads: `rows` exactly, whole pages, pieces of them or single tokens, and estimates of what it does not read.
 
     Each of `parts` is attention over estimated entries, (out [N, H, D], lse [N, H]), and is merged with all else. `rest`
     (out [N, H, D], odds [N, H]) comes last: something whose mass is known only in proportion to all else, exp(odds) times as much.
@@ -269,8 +289,12 @@ class Select(Role):
     """Whether `select` calls the same kernels for each token as long as the rows stay what they are, and Python neither looks at tensors
     nor remembers anything: such steps are written down and played again (engine/replay.py)."""
 
+    def piece(self, page: int) -> int:
+        """How many tokens of a page are read together: all of them, or so many that a page is cut into equal pieces."""
+        return page
+
     def fields(self, shape: Shape, page: int) -> dict[str, Field]:
-        """The summary that is kept of every settled page."""
+        """The summary that is kept of every settled page, on the device wherever the page lies."""
         return {}
 
     def summarise(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor) -> None:

@@ -26,6 +26,10 @@ class Store(Protocol):
         """What the method was fitted to this model."""
         ...
 
+    def learnt(self, name: str, pages: Tensor) -> Tensor:
+        """What the codec has learnt of the row of each of these pages, [S, ...]; see Encode.learns."""
+        ...
+
 
 class View(Protocol):
     """What a method may look at, read-only. A need that was not declared raises an error that names it."""
@@ -98,6 +102,10 @@ class View(Protocol):
 
     def weights(self, name: str) -> Tensor:
         """A matrix of this layer, fp32 as the model multiplies by it: "o" is [M, H * D]."""
+        ...
+
+    def recent(self) -> Tensor:
+        """Keys of one request's recent tokens, [R, n, D]."""
         ...
 
     def keys(self) -> list[Tensor]:

@@ -27,6 +27,10 @@ def test_engine_and_memory() -> None:
     far("engine", "qwen3:int4 + quest + flashsampling", "gemma3:adakv(snapkv) + trianglemix + headinfer + int8")
 
 
+def test_tiers() -> None:
+    far("engine", "llama:leoam + int8", "llama:shadowkv", "llama:hgca + int8")
+
+
 @pytest.mark.slow
 def test_every_reference() -> None:
     far("ops")

@@ -237,10 +237,16 @@ def test_books_the_bytes_that_it_holds(name: str) -> None:
     rig.drip(memory, IDS[PROMPT:])
     held = {"device": 0, "host": 0, "disk": 0}
     # What several layers share is one zone, and there once.
-    for zone in {id(z): z for layer in memory.layers for z in (layer.recent, layer.settled) if z is not None}.values():
+    for zone in {id(z): z for layer in memory.layers for z in layer.zones}.values():
         pages = {int(p) for row, n in zip(zone.table, zone.length, strict=True) for p in row[: -(-int(n) // zone.pool.page)]}
         assert -1 not in pages
-        held[zone.pool.tier] += sum(zone.pool[f][p].nbytes for f in zone.pool.fields for p in pages)
+        for field, stored in zone.pool.get(torch.tensor(sorted(pages))).items():
+            if field not in zone.pool.away or zone.pool.disk is None:
+                held[zone.pool.tier if field in zone.pool.away else "device"] += stored.nbytes
+        if zone.pool.disk is not None:  # records have checksums, and repeat what all tokens of a page share
+            held["disk"] += len(pages) * zone.pool.page // zone.pool.piece * zone.pool.disk.record
+        for cache in zone.near:
+            held[cache.pool.tier] += sum(x.nbytes for x in cache.pool.get(torch.from_numpy(cache.slots).long()).values())
         held["device"] += zone.table.nbytes + zone.length.nbytes
     held["device"] += sum(q.nbytes for layer in memory.layers for q in layer.past) + sum(layer.pos.nbytes for layer in memory.layers)
     held["device"] += sum(layer.drawn.nbytes for layer in memory.layers if layer.drawn) + (memory.text.nbytes if memory.text else 0)

@@ -9,18 +9,19 @@ from torch import Tensor
 
 from ..errors import LongspoolError, OutOfMemory
 from ..kernels import rope
-from ..memory import Fits, Memory, Pools, give_back_large_blocks
+from ..memory import DamagedPage, Fits, Memory, Pools, give_back_large_blocks
 from ..memory.layer import Rotate
 from ..memory.pools import Spell
 from ..model.build import Model
 from ..model.rope import Rope
 from ..plan import Plan
 from ..values.packed import Packed
-from .estimate import need, token_bound
+from .estimate import disk_need, need, token_bound
 from .forward import StepError, forward
 from .request import HeadDraw, Request
 
 ALONE, SHARED = 2048, 256  # tokens of a prefill chunk: alone, and beside running decodes (their floor)
+RENEWALS = 3  # how often a request is computed again because a page on the disk was damaged
 
 
 class Engine:
@@ -40,12 +41,13 @@ class Engine:
     # ---- requests
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises OutOfMemory where the budget could never hold it."""
+        """Queue a request. Raises OutOfMemory where the budget, or the disk of its Place, could never hold it."""
         if (least := self._need(request)) > self.budget:
             raise OutOfMemory(
                 f"This request needs about {least:,} bytes of KV memory and the budget is {self.budget:,}; raise the memory budget, "
                 f"shorten the prompt of {len(request.prompt)} tokens, or use a recipe that keeps less, for example 'int4' or 'streaming'."
             )
+        self.pools.open(request.plan, disk_need(request.plan, request.asked + request.sampling.max_tokens))
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
@@ -157,18 +159,29 @@ class Engine:
         self.waiting.appendleft(request)
 
     def _pass(self, batch: list[Request]) -> None:
-        """One pass of the model. Where a method fails in it, the requests under its plan end with its error and the others start again."""
+        """One pass of the model. Where a method fails in it, the requests under its plan end with its error and the others start again;
+        where a page on the disk is damaged, all do."""
         try:
             replies = forward(self.model, [r.pending for r in batch if r.pending])
         except StepError as error:
             for request in reversed(batch):
-                if request.pending and request.pending.memory.plan == error.plan:
+                if isinstance(error.cause, DamagedPage):
+                    self._renew(request, error.cause)
+                elif request.pending and request.pending.memory.plan == error.plan:
                     request.end("error", error.cause)
                 else:
                     self._preempt(request)
         else:
             for request, reply in zip(batch, replies, strict=True):
                 self._advance(request, reply)
+
+    def _renew(self, request: Request, damage: DamagedPage) -> None:
+        """Drop a request's memory and have it computed again, unless its own pages have been damaged too often."""
+        request.damaged += request.memory.holds(damage.file, damage.record)
+        if request.damaged > RENEWALS:
+            request.end("error", damage)
+        else:
+            self._preempt(request)
 
     def _advance(self, request: Request, reply: object) -> None:
         """Give a request its reply; a user's mistake that surfaces in it ends this request alone."""
@@ -177,6 +190,8 @@ class Engine:
         try:
             request.pending = request.advance(reply)
             self._start_siblings(request)
+        except DamagedPage as damage:
+            self._renew(request, damage)
         except LongspoolError as error:
             request.end("error", error)
         else:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from math import prod
 
-from ..memory.pool import item
-from ..memory.pools import settled_fields
+from ..memory.disk import CHECK
+from ..memory.pool import size
+from ..memory.pools import encoder, piece, settled_fields, staged_bytes, staged_fields
 from ..memory.raw import Raw
 from ..method import Needs
 from ..plan import PAGE, Item, LayerPlan, Plan, resolve
@@ -15,9 +15,11 @@ from ..values import Shape
 
 
 def page_bytes(plan: LayerPlan, shape: Shape) -> tuple[int, int]:
-    """Bytes of a raw page and of a settled one, all KV heads together; of a page that several layers share, the layer's part."""
-    raw = sum(prod(f.shape) * item(f.dtype) for f in Raw(plan.dtype).fields(shape, plan.page, 1).values())
-    settled = sum(prod(f.shape) * item(f.dtype) for f in settled_fields(plan, shape).values()) if plan.settles else raw
+    """Bytes on the device of a raw page and of a settled one, all KV heads together; of a page that several layers share, the layer's
+    part."""
+    raw = size(Raw(plan.dtype).fields(shape, plan.page, 1))
+    fields = settled_fields(plan, shape) if plan.settles else {}
+    settled = size({name: f for name, f in fields.items() if f.resident or not _away(plan)}) if plan.settles else raw
     return raw * shape.kv_heads, -(-settled * shape.kv_heads // _layers(plan))
 
 
@@ -29,11 +31,13 @@ def need(plan: Plan, prompt: int, chunk: int, answer: int = 0) -> int:
     total += sum(_side(layer, plan.shape, prompt + answer) for layer in plan.layers)
     total += 4 * (prompt + answer) if plan.text else 0
     total += max(_staged(layer, plan.shape, prompt + answer) for layer in plan.layers)
+    total += sum(_near(layer, plan.shape, prompt + answer) + _learnt(layer, plan.shape) for layer in plan.layers)
     total += max(_evicting(layer, plan.shape, prompt) for layer in plan.layers)
     for method in plan.methods:
         if isinstance(method, Decode) and (inner := method.beside()):
             draft = resolve(tuple(map(Item, inner)), plan.shape, plan.dtype, Needs(recent=method.needs().recent))
             total += sum(_holding(layer, plan.shape, prompt, answer) + _side(layer, plan.shape, prompt + answer) for layer in draft.layers)
+            total += sum(_learnt(layer, plan.shape) for layer in draft.layers)
             # It is made layer by layer, each first raw and whole until the last of those that are stored or settle together is there.
             whole = [page_bytes(layer, plan.shape)[0] * _layers(layer) * _pages(prompt, layer) for layer in draft.layers]
             total += 4 * (prompt + answer) if draft.text else 0
@@ -86,16 +90,49 @@ def _kept(layer: LayerPlan, tokens: int) -> int:
 
 def _old(layer: LayerPlan, settled: int, tokens: int) -> int:
     """Bytes of settled tokens on the device; heads that differ in length may each begin one more page."""
-    place = layer.one(Place)
-    return 0 if place and place.home != "device" else settled * (_pages(tokens, layer) + layer.ragged)
+    return settled * (_pages(tokens, layer) + layer.ragged)
 
 
 def _staged(layer: LayerPlan, shape: Shape, tokens: int) -> int:
-    """Bytes that are fetched to the device at once."""
+    """Bytes that are brought to the device, or cut into pieces on it, at once."""
     place = layer.one(Place)
-    if place is None or place.home == "device":
+    if not layer.settles or (not _away(layer) and piece(layer) == layer.page):
         return 0
-    return page_bytes(layer, shape)[1] * _layers(layer) * place.widest(shape.kv_heads) // shape.kv_heads * _pages(tokens, layer)
+    return staged_bytes(layer, shape) * (place.widest(shape.kv_heads) if place else shape.kv_heads) * _pages(tokens, layer)
+
+
+def _near(layer: LayerPlan, shape: Shape, tokens: int) -> int:
+    """Bytes of the copies that stay on the device; layers that are stored together share them."""
+    place = layer.one(Place)
+    if place is None or not _away(layer):
+        return 0
+    small = piece(layer)
+    copies = min(place.keeps() // small, _pages(tokens, layer) * (layer.page // small)) * shape.kv_heads
+    return -(-copies * size(staged_fields(layer, shape, small)) // _layers(layer))
+
+
+def _learnt(layer: LayerPlan, shape: Shape) -> int:
+    """Bytes of what the layer's codec learns, and of the table that says where."""
+    fields = encoder(layer).learns(shape, _layers(layer)) if layer.settles else {}
+    return -(-(size(fields) + 20) * shape.kv_heads // _layers(layer)) if fields else 0
+
+
+def _away(layer: LayerPlan) -> bool:
+    """Whether settled pages live elsewhere."""
+    place = layer.one(Place)
+    return place is not None and place.home != "device"
+
+
+def disk_need(plan: Plan, tokens: int) -> int:
+    """Bytes on the disk of a request at its end, at most."""
+    total = 0
+    for layer in plan.layers:
+        place = layer.one(Place)
+        if place is not None and place.home == "disk":
+            per = layer.page // piece(layer)
+            away = size(staged_fields(layer, plan.shape, piece(layer), away=True)) + CHECK
+            total += -(-away * per * plan.shape.kv_heads * _pages(tokens, layer) // _layers(layer))
+    return total
 
 
 def _side(layer: LayerPlan, shape: Shape, tokens: int) -> int:

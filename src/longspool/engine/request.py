@@ -70,7 +70,7 @@ class Request:
         self.error: Exception | None = None
         self.clock = Clock()
         self.siblings: list[Request] = []
-        self.preempted = self.reused = 0
+        self.preempted = self.reused = self.damaged = 0
         self.chunk = 2048
         self.memory: Memory
         self.actions: Counters = before or {}

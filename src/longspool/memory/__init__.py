@@ -1,6 +1,7 @@
 """The memory: pages, zones, layers."""
 
 from .attend import advance, attend, write
+from .disk import DamagedPage
 from .fits import Fits, fitted_in
 from .heap import give_back_large_blocks
 from .index import learn
@@ -13,6 +14,7 @@ from .view import LayerView
 
 __all__ = [
     "DTYPES",
+    "DamagedPage",
     "Fits",
     "LayerMemory",
     "LayerView",

@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels import append_rows, attend_rows, merge
-from ..roles import Pattern, Place, Position, Reach, Seen, Select
+from ..kernels import append_rows, attend_rows
+from ..roles import Pattern, Place, Position, Reach, Store
 from ..values import Rows, Step
-from .fetch import fetched, materialise, picked
+from .fetch import LANES, fetched, materialise, packed, picked
 from .frames import attend_frames
 from .layer import LayerMemory
 from .mass import observe
+from .near import at_home
 from .pattern import attend_pattern, blocks_of
-from .pool import Pool
 from .raw import Raw
+from .selection import merged, selected
 from .view import LayerView
 
 Part = tuple[Tensor, Tensor]
@@ -105,14 +106,11 @@ def _patterned(memory: LayerMemory, q: Tensor, k: Tensor, v: Tensor, step: Step,
 
 def _dense(group: list[LayerMemory], q: Tensor, step: Step, rows: Rows | None, view: LayerView, fresh: Fresh | None = None) -> Tensor:
     plan = group[0].plan
-    parts, rest = [_recent(group, q, step, fresh)], None
+    parts, seen = [_recent(group, q, step, fresh)], None
     if rows is not None and rows.total:
-        seen = _selected(group, q, rows, view)
-        parts += [*_settled(group, q, seen.rows, view), *seen.parts]
-        rest = seen.rest
-    out, lse = merge([o for o, _ in parts], [s for _, s in parts]) if len(parts) > 1 else parts[0]
-    if rest is not None:
-        out, lse = merge([out, rest[0]], [lse, lse + rest[1]])
+        seen = selected(group, q, rows, view)
+        parts += _settled(group, q, seen.rows, view)
+    out, lse = merged(parts, seen)
     if plan.observers:
         observe(group, q, lse, step)
     return out
@@ -142,56 +140,40 @@ def _int32(parts: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.int32))
 
 
-def _selected(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -> Seen:
-    """What is read of the settled zone: all of it, or while decoding what is selected."""
-    select = group[0].plan.one(Select)
-    if select is None or view.step.phase == "prefill":
-        return Seen(rows)
-    seen = select.select(q, rows, view)
-    _count_read(group, select, seen.rows, rows)
-    return seen
-
-
 def _settled(group: list[LayerMemory], q: Tensor, rows: Rows, view: LayerView) -> list[Part]:
     """The settled zone, one part after another."""
     plan, shape = group[0].plan, group[0].shape
     place = plan.one(Place)
     if place is None:
         return [attend_store(group[0], q, group[0].store, rows, Reach(view.step.spans))]
+    if place.attends and group[0].store.tier != "device":
+        store, part = at_home(group, rows)
+        out, lse = attend_store(group[0], q.cpu(), store, part, Reach(view.step.spans))
+        return [(out.to(q.device), lse.to(q.device))]
     outs = []
     for lo, hi in place.parts(shape.kv_heads, view):
         heads = q[:, lo * shape.group : hi * shape.group].contiguous()
-        with fetched(group, rows, lo, hi) as (store, part):
+        with fetched(group, rows, lo, hi, keep=view.step.phase != "prefill") as (store, part):
             outs.append(attend_store(group[0], heads, store, part, Reach(view.step.spans)))
     return outs if len(outs) == 1 else [(torch.cat([o for o, _ in outs], 1), torch.cat([s for _, s in outs], 1))]
 
 
-def _count_read(group: list[LayerMemory], select: Select, picked: Rows, rows: Rows) -> None:
-    """Each request's tokens that the selection reads, of those that it could."""
-    share = picked.count // rows.count
-    if len(group) == 1:
-        group[0].count(select, tokens_read=picked.total, tokens_stored=rows.total * share)
-        return
-    for memory, read, stored in zip(
-        group, picked.length.numpy().reshape(len(group), -1), rows.length.numpy().reshape(len(group), -1), strict=True
-    ):
-        memory.count(select, tokens_read=int(read.sum()), tokens_stored=int(stored.sum()) * share)
-
-
-def attend_store(memory: LayerMemory, q: Tensor, store: Pool, rows: Rows, reach: Reach) -> Part:
-    """Attention over encoded rows: fused where the codec can, else its pages are decoded first. Single tokens become pages of their own;
-    raw pages are read as they are, also with log-weights."""
+def attend_store(memory: LayerMemory, q: Tensor, store: Store, rows: Rows, reach: Reach) -> Part:
+    """Attention over encoded rows: fused where the codec and the kernels can, else its pages are decoded first. What is finer than a page
+    becomes pages of its own; raw pages are read as they are, also with log-weights."""
     s, bounds = memory.shape, (reach.spans, reach.lo, reach.hi)
     if rows.grain != store.page:
         k, v, local, weight = picked(memory, store, rows)
         return attend_rows(q, k, v, local.table, local.length, *bounds, s.scale, softcap=s.softcap, weight=weight)
-    if not memory.plan.weighted:
+    if not memory.plan.weighted and store.page >= LANES:
         fused = memory.encode.attend(q, store, rows, reach, memory.span, memory.shape)
         if fused is not None:
             return fused
-    if isinstance(memory.encode, Raw):
+    if isinstance(memory.encode, Raw) and store.page >= LANES:
         where = (store["k"], store["v"], rows.table, rows.length)
         return attend_rows(q, *where, *bounds, s.scale, softcap=s.softcap, weight=store["weight"])
     k, v, local, pages = materialise(memory, store, rows)
     weight = store["weight"][pages] if memory.plan.weighted else None
+    if store.page < LANES:
+        k, v, local, (weight,) = packed(k, v, local, weight)
     return attend_rows(q, k, v, local.table, local.length, *bounds, s.scale, softcap=s.softcap, weight=weight)

@@ -7,17 +7,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..kernels import take_tokens
-from ..roles import Place
+from ..plan import PAGE
+from ..roles import Place, Store
 from ..values import Rows, Step
-from .pool import Pool
+from .pool import Pool, size
+from .pools import piece
 from .view import LayerView
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
+
+LANES = 16
+"""Tokens of a page below which no kernel but the reference reads it."""
 
 
 def head_parts(memory: LayerMemory, step: Step, alike: bool = True) -> list[tuple[int, int]]:
@@ -31,43 +37,112 @@ def head_parts(memory: LayerMemory, step: Step, alike: bool = True) -> list[tupl
 
 
 @contextmanager
-def fetched(group: Sequence[LayerMemory], rows: Rows, lo: int, hi: int) -> Iterator[tuple[Pool, Rows]]:
-    """The rows of KV heads lo to hi of all requests, and the device pool where they are while the context lasts."""
+def fetched(group: Sequence[LayerMemory], rows: Rows, lo: int, hi: int, keep: bool = False) -> Iterator[tuple[Pool, Rows]]:
+    """The rows of KV heads lo to hi of all requests, and the device pool where they are while the context lasts. With `keep` the caches
+    are used, and what is read stays in them."""
     memory, heads, per = group[0], group[0].shape.kv_heads, rows.count // (len(group) * group[0].shape.kv_heads)
     if (lo, hi) != (0, heads):
         mine = [r for b in range(len(group)) for r in range((b * heads + lo) * per, (b * heads + hi) * per)]
         rows = Rows(rows.table[mine], rows.length[mine], rows.grain)
-    place, home = memory.plan.one(Place), memory.store
-    if place is None or home.tier == "device":
+    home = memory.store
+    if home.tier == "device":
         yield home, rows
         return
-    stage, (held, local) = memory.pools.stage(home), _pages(rows, home.page)
-    pages = stage.take(len(held))
+    grain = max(rows.grain, piece(memory.plan))  # what is read of larger pieces keeps its place in them
+    stage, used, share, per = memory.pools.stage(memory.plan, grain), _used(rows), rows.count // len(group), grain // rows.grain
+    loans: list[_Loan] = []
     try:
-        target = torch.from_numpy(pages).long()
-        for name in home.fields:
-            stage[name][target] = home[name][held].to(stage.device, non_blocking=True)
-        share = rows.count // len(group)
+        table = torch.full(rows.table.shape, -1, dtype=torch.int32)
         for b, one in enumerate(group):
-            own = held if len(group) == 1 else _pages(rows.part(b * share, (b + 1) * share), home.page)[0]
-            one.count(place, bytes_fetched=len(own) * stage.page_bytes)
-        per = home.page // rows.grain  # pages are renamed; a token keeps its place in its page
-        at = local[local >= 0].long()
-        yield stage, Rows(_renumbered(rows, local >= 0, (target[at // per] * per + at % per).to(torch.int32)), rows.length, rows.grain)
+            part = slice(b * share, (b + 1) * share)
+            entries = rows.table[part][used[part]].numpy()
+            wanted, at = np.unique(entries // per, return_inverse=True)
+            loans.append(_Loan(one, stage, wanted, keep))
+            local = loans[-1].bring()[at.reshape(-1)] * per + entries % per
+            table[part] = table[part].masked_scatter(used[part], torch.from_numpy(local.astype(np.int32)))
+        yield stage, Rows(table, rows.length, rows.grain)
     finally:
-        stage.give(pages)
+        for loan in loans:
+            loan.end()
 
 
-def materialise(memory: LayerMemory, store: Pool, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor]:
+class _Loan:
+    """Copies on the device of what one request reads: those in its cache, and fresh ones for the rest."""
+
+    def __init__(self, memory: LayerMemory, stage: Pool, wanted: np.ndarray, keep: bool) -> None:
+        self.memory, self.stage, self.wanted = memory, stage, wanted
+        assert memory.settled is not None
+        caches = {c.pool.tier: c for c in memory.settled.near if keep and c.pool.page == stage.page}
+        self.cache, self.shelf = caches.get("device"), caches.get("host")
+        self.slots = np.full(len(wanted), -1, np.int32) if self.cache is None else self.cache.find(wanted)
+        self.fresh = self.slots < 0
+        self.slots[self.fresh] = stage.take(int(self.fresh.sum()))
+        self.whole = False
+
+    def bring(self) -> np.ndarray:
+        """Where each entry is on the device."""
+        missing = self.wanted[self.fresh]
+        target = torch.from_numpy(self.slots[self.fresh]).long()
+        if len(missing):
+            for name, value in self._load(missing).items():
+                self.stage[name][target] = value.to(self.stage.device, non_blocking=True)
+        self.whole = True
+        away = size({name: form for name, form in self.stage.fields.items() if name in self.memory.store.away})
+        amounts: dict[str, float] = {"bytes_fetched": len(missing) * away}
+        if self.cache is not None:
+            amounts |= {"device_hits": len(self.wanted) - len(missing), "device_misses": len(missing)}
+        self.memory.count(self.memory.plan.one(Place), **amounts)
+        return self.slots
+
+    def _load(self, ids: np.ndarray) -> dict[str, Tensor]:
+        """What is read of pages or pieces, from the shelf on the host where they lie there, else from home."""
+        home, names = self.memory.store, tuple(self.stage.fields)
+        away = [name for name in names if name in home.away]
+        got = home.get(torch.from_numpy(ids).long(), self.stage.page, [name for name in names if name not in home.away])
+        if self.shelf is None:
+            self._count_disk(len(ids))
+            return got | home.get(torch.from_numpy(ids).long(), self.stage.page, away)
+        slots = self.shelf.find(ids)
+        new = slots < 0
+        slots[new] = self.shelf.pool.take(int(new.sum()))
+        try:
+            if new.any():
+                self.shelf.pool.put(torch.from_numpy(slots[new]).long(), home.get(torch.from_numpy(ids[new]).long(), self.stage.page, away))
+            got |= self.shelf.pool.get(torch.from_numpy(slots).long())
+        except BaseException:
+            self.shelf.pool.give(slots[new])
+            raise
+        self.shelf.keep(ids[new], slots[new])
+        self.memory.count(self.memory.plan.one(Place), host_hits=len(ids) - int(new.sum()), host_misses=int(new.sum()))
+        self._count_disk(int(new.sum()))
+        return got
+
+    def _count_disk(self, count: int) -> None:
+        home = self.memory.store
+        if home.disk is not None:
+            records = count * (self.stage.page // home.piece)
+            self.memory.count(self.memory.plan.one(Place), bytes_from_disk=records * home.disk.record)
+
+    def end(self) -> None:
+        """Keep the fresh copies, or give them back."""
+        slots = self.slots[self.fresh]
+        if self.cache is None or not self.whole:
+            self.stage.give(slots)
+        else:
+            self.cache.keep(self.wanted[self.fresh].astype(np.int64), slots)
+
+
+def materialise(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor]:
     """Rows decoded into a pool of their own: k [S, D, W], v [S, W, D], the rows over it, and the S source pages."""
-    where, local = _pages(rows, store.page)
+    where, local = pages_of(rows, store.page)
     k, v = memory.encode.read(store, where, memory.span)
     return k, v, Rows(local, rows.length, rows.grain), where
 
 
-def picked(memory: LayerMemory, store: Pool, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor | None]:
-    """Single tokens as pages of their own: k [S, D, W], v [S, W, D], rows over these and their log-weights [S, W]. Nothing else is read
-    where floats are stored or the codec takes single tokens; else the pages that hold them."""
+def picked(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor | None]:
+    """Single tokens, or pieces of pages, as pages of their own: k [S, D, W], v [S, W, D], rows over these and their log-weights [S, W].
+    Nothing else is read where floats are stored or the codec takes single tokens; else the pages that hold them."""
+    rows = rows.cut(1)
     page, wide = store.page, -(-rows.table.shape[1] // store.page)
     if (plain := memory.encode.plain(store)) is not None:
         k, v = take_tokens(*plain, rows.table, rows.length)
@@ -77,11 +152,15 @@ def picked(memory: LayerMemory, store: Pool, rows: Rows) -> tuple[Tensor, Tensor
     else:
         k, v, local, _ = materialise(memory, store, rows)
         k, v = take_tokens(k, v, local.table, rows.length)
-    weight = None
-    if memory.plan.weighted:
-        at = torch.nn.functional.pad(rows.table, (0, wide * page - rows.table.shape[1])).clamp_min(0).long()
-        weight = store["weight"].view(-1)[at].view(-1, page)
+    weight = spread(store["weight"], rows, page) if memory.plan.weighted else None
     return k, v, Rows(_counted(rows.count, wide), rows.length, page), weight
+
+
+def spread(x: Tensor, rows: Rows, page: int) -> Tensor:
+    """What is stored of each token, [pages, W], of single-token rows as pages of their own [R * C, page]."""
+    wide = -(-rows.table.shape[1] // page)
+    at = torch.nn.functional.pad(rows.table, (0, wide * page - rows.table.shape[1])).clamp_min(0).long()
+    return x.reshape(-1)[at].view(-1, page)
 
 
 def _paged(x: Tensor, rows: Rows, page: int) -> Tensor:
@@ -98,7 +177,7 @@ def _counted(rows: int, wide: int) -> Tensor:
     return torch.arange(rows * wide, dtype=torch.int32).view(rows, wide)
 
 
-def _pages(rows: Rows, page: int) -> tuple[Tensor, Tensor]:
+def pages_of(rows: Rows, page: int) -> tuple[Tensor, Tensor]:
     """The pages of `page` tokens that rows use, int64 [S], and the rows' table with these renamed to 0, 1 and so on."""
     used = _used(rows)
     ids = rows.table[used].long()
@@ -106,6 +185,15 @@ def _pages(rows: Rows, page: int) -> tuple[Tensor, Tensor]:
         return ids, _renumbered(rows, used, torch.arange(len(ids), dtype=torch.int32))
     held, at = torch.unique(ids // page, return_inverse=True)
     return held, _renumbered(rows, used, (at * page + ids % page).to(torch.int32))
+
+
+def packed(k: Tensor, v: Tensor, rows: Rows, *fields: Tensor | None) -> tuple[Tensor, Tensor, Rows, list[Tensor | None]]:
+    """Pages of fewer than LANES tokens, which the tables of rows name, put together to larger ones; so are fields [S, W] of them."""
+    per, count = PAGE // rows.grain, rows.count
+    wide = -(-rows.table.shape[1] // per)
+    at = torch.nn.functional.pad(rows.table, (0, wide * per - rows.table.shape[1])).clamp_min(0).long().view(count * wide, per)
+    local = Rows(torch.arange(count * wide, dtype=torch.int32).view(count, wide), rows.length, PAGE)
+    return k[at].transpose(1, 2).flatten(2), v[at].flatten(1, 2), local, [None if x is None else x[at].flatten(1) for x in fields]
 
 
 def _used(rows: Rows) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,18 +11,20 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..errors import MemoryFileError
+from ..errors import LongspoolError, MemoryFileError
 from ..plan import Plan
+from . import books
 from .fits import Fits
 from .layer import LayerMemory, Rotate
 from .memory import Memory
+from .pool import Pool
 from .pools import Pools
 from .sealed import Entry, Form, checked, replace
 from .zone import Zone
 
 FORMAT = "longspool-memory-1"
 _FORM = Form(FORMAT, "saved memory", MemoryFileError)
-_ZONES = ("recent", "settled")
+_ZONES = ("recent", "settled", "book")
 
 
 def save(memory: Memory, path: Path, fingerprint: str) -> int:
@@ -70,6 +73,9 @@ def load(path: Path, plan: Plan, pools: Pools, rotates: Sequence[Rotate | None],
                 memory.notes[slug] = note | tensors
             if memory.text is not None:
                 memory.text.put(file.get_tensor("text").numpy())
+    except LongspoolError:
+        memory.free()
+        raise
     except (KeyError, ValueError) as error:
         memory.free()
         raise MemoryFileError(f"{path} does not hold what this version of its methods stores: {error}.") from None
@@ -111,14 +117,20 @@ def _zone(name: str, zone: Zone) -> Iterator[Entry]:
     pages = torch.from_numpy(zone.pages()).long()
     yield Entry.of(f"{name}.length", torch.from_numpy(zone.length.copy()))
     for field, form in zone.pool.fields.items():
-        data = zone.pool[field]
-        yield Entry(f"{name}.{field}", (len(pages), *form.shape), form.dtype, lambda data=data: data[pages])  # type: ignore[misc]
+        take = functools.partial(_field, zone.pool, pages, field)
+        yield Entry(f"{name}.{field}", (len(pages), *form.shape), form.dtype, take)
+
+
+def _field(pool: Pool, pages: Tensor, field: str) -> Tensor:
+    return pool.get(pages, names=[field])[field]
 
 
 def _restore(layer: LayerMemory, tensors: dict[str, Tensor], gone: int) -> None:
     """Fill an empty layer. Raises KeyError or ValueError where the tensors are not what the layer stores."""
     for name, zone in zip(_ZONES, layer.zones, strict=False):
         _refill(zone, {key.split(".", 1)[1]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")})
+    if layer.settled is not None:
+        books.enter(layer, layer.settled.pages())
     layer.pos.append(tensors["pos"].numpy())
     layer.account()
     layer.gone = gone
@@ -136,4 +148,4 @@ def _refill(zone: Zone, tensors: dict[str, Tensor]) -> None:
         found, want = tensors[field], (len(pages), *form.shape)
         if tuple(found.shape) != want or found.dtype != form.dtype:
             raise ValueError(f"{field} is {found.dtype} {list(found.shape)} where {form.dtype} {list(want)} is expected")
-        zone.pool[field][pages] = found.to(zone.pool.device)
+    zone.pool.put(pages, {field: tensors[field] for field in zone.pool.fields})

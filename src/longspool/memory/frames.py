@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from ..kernels import attend_rows, merge
-from ..roles import Frame, Position
+from ..roles import Frame, Position, Seen, Select
 from ..values import Rows, Step
-from .fetch import fetched, head_parts, materialise
+from .fetch import LANES, fetched, head_parts, materialise, packed, picked, spread
+from .selection import merged, selected
+from .view import LayerView
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Bare:
     """Unrotated tokens of some rows: k [S, D, W], v [S, W, D], positions int64 [S, W], rows over the S pages, and the
-    positions of the first row's tokens in order."""
+    positions of the first row's tokens in order; None where every query sees all of them."""
 
     k: Tensor
     v: Tensor
     pos: Tensor
     rows: Rows
-    order: Tensor
+    order: Tensor | None
     weight: Tensor | None = None
 
 
@@ -49,28 +51,32 @@ def attend_frames(group: list[LayerMemory], q: Tensor, step: Step, position: Pos
 def _one(memory: LayerMemory, q: Tensor, step: Step, position: Position | None) -> Tensor:
     shape, heads = memory.shape, []
     frames = EXACT if position is None else position.frames()
-    for first, last, zones in _uniform(memory, step):
+    seen = _seen(memory, q, step)
+    for first, last, zones in _uniform(memory, step, None if seen is None else seen.rows):
         part = q[:, first * shape.group : last * shape.group].contiguous()
         parts = [_frame(memory, part, step, position, frame, zone) for frame in frames for zone in zones]
-        heads.append(merge([o for o, _ in parts], [s for _, s in parts])[0])
-    return torch.cat(heads, 1)
+        heads.append(merge([o for o, _ in parts], [s for _, s in parts]))
+    together = torch.cat([o for o, _ in heads], 1), torch.cat([s for _, s in heads], 1)
+    return merged([together], seen)[0]
 
 
 def _frame(memory: LayerMemory, q: Tensor, step: Step, position: Position | None, frame: Frame, zone: Bare) -> tuple[Tensor, Tensor]:
     s = memory.shape
-    hi = torch.searchsorted(zone.order, step.pos - frame.near, right=True).to(torch.int32)
-    lo = None if frame.far is None else torch.searchsorted(zone.order, step.pos - frame.far, right=True).to(torch.int32)
-    if frame.near:
+    hi = lo = None
+    if zone.order is not None:
+        hi = torch.searchsorted(zone.order, step.pos - frame.near, right=True).to(torch.int32)
+        lo = None if frame.far is None else torch.searchsorted(zone.order, step.pos - frame.far, right=True).to(torch.int32)
+    if frame.near and hi is not None:
         memory.count(position, far_keys=float((hi.long() - (0 if lo is None else lo)).sum()) * (zone.rows.count))
     # One total for queries and the keys of all zones and frames: some scalings turn faster or slower by it.
-    k = _rotated(memory, zone.k, frame.key(zone.pos), step.reach)
+    k = rotated(memory, zone.k, frame.key(zone.pos), step.reach)
     turned = memory.rotate(q, frame.query(step.pos), step.reach) if memory.rotate else q
     return attend_rows(
         turned, k, zone.v, zone.rows.table, zone.rows.length, step.spans, lo, hi, s.scale, softcap=s.softcap, weight=zone.weight
     )
 
 
-def _rotated(memory: LayerMemory, k: Tensor, pos: Tensor, total: int) -> Tensor:
+def rotated(memory: LayerMemory, k: Tensor, pos: Tensor, total: int) -> Tensor:
     """Pages k [S, D, W] rotated at pos [S, W] of a sequence of `total` tokens."""
     if memory.rotate is None or not k.shape[0]:
         return k
@@ -78,9 +84,21 @@ def _rotated(memory: LayerMemory, k: Tensor, pos: Tensor, total: int) -> Tensor:
     return flat.view(k.shape[0], k.shape[2], k.shape[1]).transpose(1, 2).contiguous()
 
 
-def _uniform(memory: LayerMemory, step: Step) -> Iterator[tuple[int, int, list[Bare]]]:
+def _seen(memory: LayerMemory, q: Tensor, step: Step) -> Seen | None:
+    """What a Select takes of the settled zone for queries that are turned to where they are; None where everything is read."""
+    rows = memory.rows()
+    if memory.plan.one(Select) is None or step.phase == "prefill" or not rows.total:
+        return None
+    turned = memory.rotate(q, step.pos, step.reach) if memory.rotate else q
+    return selected([memory], turned, rows, LayerView(memory.layer, memory.shape, step, rows, (memory,)))
+
+
+def _uniform(memory: LayerMemory, step: Step, chosen: Rows | None) -> Iterator[tuple[int, int, list[Bare]]]:
     """Ranges of KV heads that hold the same positions, with their zones."""
     heads = memory.shape.kv_heads
+    if chosen is not None:
+        yield 0, heads, [_read(memory, chosen, 0, heads, None), _recent(memory, 0, heads)]
+        return
     settled = memory.settled_field("pos") if memory.settled is not None else []
     same = all(torch.equal(settled[0], p) for p in settled[1:])
     for first, last in head_parts(memory, step, alike=same) if settled else [(0, heads)]:
@@ -100,7 +118,20 @@ def _recent(memory: LayerMemory, first: int, last: int) -> Bare:
 def _settled(memory: LayerMemory, first: int, last: int, settled: list[Tensor]) -> list[Bare]:
     if memory.settled is None or not memory.settled.length[first:last].any():
         return []
-    with fetched([memory], memory.rows(), first, last) as (store, part):
-        k, v, rows, where = materialise(memory, store, part)
-        weight = store["weight"][where] if memory.plan.weighted else None
-        return [Bare(k, v, store["pos"][where].long(), rows, settled[first].long(), weight)]
+    return [_read(memory, memory.rows(), first, last, settled[first].long())]
+
+
+def _read(memory: LayerMemory, rows: Rows, first: int, last: int, order: Tensor | None) -> Bare:
+    """Settled rows of some KV heads; those that were chosen have no order."""
+    with fetched([memory], rows, first, last, keep=order is None) as (store, part):
+        pos: Tensor | None
+        if part.grain != store.page:
+            k, v, local, weight = picked(memory, store, part)
+            pos = spread(store["pos"], part.cut(1), local.grain)
+        else:
+            k, v, local, where = materialise(memory, store, part)
+            pos, weight = store["pos"][where], store["weight"][where] if memory.plan.weighted else None
+            if local.grain < LANES:
+                k, v, local, (pos, weight) = packed(k, v, local, pos, weight)
+    assert pos is not None
+    return Bare(k, v, pos.long(), local, order, weight)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..plan import PAGE
-from ..roles import Admit, Evict, Place
+from ..roles import Admit, Evict
 from ..values import Step
-from . import index
+from . import index, near
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
@@ -22,16 +22,16 @@ def growth(memory: LayerMemory, step: Step) -> tuple[int, int, int, int]:
     old, due = max(len(memory.pos) + count - memory.plan.needs.recent - (memory.plan.window or 0), 0), memory.due(step)
     waits = bool(memory.plan.chain(Evict)) and not due and step.phase == "prefill" and not step.final[0]
     if not due and (waits or old < max(raw.page, PAGE)):
-        return enter, _staged(memory), 0, 0
+        return enter, near.staged(memory), 0, 0
     moves = old // raw.page * shape.kv_heads * len(memory.span.layers)
     if memory.settled is None:
         return enter, 0, 0, moves * raw.page_bytes if memory.plan.window else 0
     if not memory.span.last:
-        return enter, _staged(memory), 0, 0
+        return enter, near.staged(memory), 0, 0
     admitted = min([old // raw.page * raw.page, *(a.admits(old) for a in memory.plan.chain(Admit))])
     new = _resettled(memory, old, due) if due else memory.settled.wants(admitted)
-    size = memory.store.page_bytes if memory.store.tier == "device" else 0
-    return enter, _staged(memory), new * size + memory.settled.growth(max(new, 0)), moves * raw.page_bytes
+    size = memory.store.sizes["device"]
+    return enter, near.staged(memory), new * size + memory.settled.growth(max(new, 0)), moves * raw.page_bytes
 
 
 def _beside(memory: LayerMemory, count: int) -> int:
@@ -49,11 +49,3 @@ def _resettled(memory: LayerMemory, old: int, due: list[Evict]) -> int:
     longest = memory.longest + old
     kept = min([longest, *(e.bound(longest) for e in due)])
     return (kept // memory.store.page + 2) * memory.shape.kv_heads - int(memory.settled.filled.sum())
-
-
-def _staged(memory: LayerMemory) -> int:
-    """Bytes that are fetched to the device at once."""
-    place = memory.plan.one(Place)
-    if memory.settled is None or place is None or memory.store.tier == "device":
-        return 0
-    return int(memory.settled.filled.max()) * place.widest(memory.shape.kv_heads) * memory.store.page_bytes

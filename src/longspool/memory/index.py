@@ -41,14 +41,15 @@ def growth(memory: LayerMemory, tokens: int) -> int:
 
 def scores(memory: LayerMemory, rows: Rows, step: Step, q: Tensor, dims: Tensor | None) -> Tensor:
     """See View.scores. They are computed where the keys are, of keys as they are stored where these are floats."""
-    from .fetch import materialise
+    from .fetch import pages_of
+    from .near import decoded
 
-    store = memory.store
-    pages, table = memory.encode.plain(store), rows.table
+    store, table = memory.store, rows.table
+    pages = memory.encode.plain(store) if store.disk is None else None
     if pages is None:
-        k, _, local, _ = materialise(memory, store, rows)
-        pages, table = (k, k), local.table
-    return key_scores(q.to(store.device), pages[0], table, rows.length, step.spans, dims).to(q.device)
+        where, table = pages_of(rows, store.page)
+        pages = decoded(memory, where)
+    return key_scores(q.to(pages[0].device), pages[0], table, rows.length, step.spans, dims).to(q.device)
 
 
 def recent_scores(group: Sequence[LayerMemory], step: Step, q: Tensor, dims: Tensor | None) -> Tensor:

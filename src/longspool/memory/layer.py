@@ -15,7 +15,7 @@ from ..plan import PAGE, LayerPlan
 from ..roles import Evict, Store
 from ..values import Rows, Span, Step
 from ..values.step import Phase
-from . import index
+from . import books, index, near
 from .drawn import Drawn
 from .pool import Pool
 from .pools import Pools, Summaries, encoder
@@ -55,14 +55,15 @@ class LayerMemory:
         self.recent = Zone(pools.recent(layer, plan), self.shape.kv_heads)
         self.settled: Zone | None = None
         if plan.settles:
-            self.settled = earlier[0].settled if earlier else Zone(pools.settled(layer, plan), self.shape.kv_heads)
+            self.settled = earlier[0].settled if earlier else near.zone(layer, plan, pools)
             self.summaries = Summaries(self.store, self.span.index) if plan.joint else self.store
         self.earlier = tuple(earlier) if self.span.last else ()
+        self.book = books.book(plan, pools) if self.span.last else None
         self.pos = Positions()
         self.mass: Tensor | None = None
         """What each token drew in the present step, if that was observed."""
         self.drawn = Drawn(self.shape.kv_heads, pools.ledger, self.device) if plan.needs.drawn else None
-        self.held = self._side = 0
+        self.held = self._side = self.reach = 0
         self.gone = 0
         """The position after the last token that has left the recent zone."""
         self.past: list[Tensor] = []
@@ -79,7 +80,8 @@ class LayerMemory:
     @property
     def zones(self) -> list[Zone]:
         """The zones whose books it keeps."""
-        return [self.recent] if self.settled is None or not self.span.last else [self.recent, self.settled]
+        own = (self.recent, self.settled, self.book) if self.span.last else (self.recent,)
+        return [zone for zone in own if zone is not None]
 
     @property
     def members(self) -> tuple[LayerMemory, ...]:
@@ -117,8 +119,8 @@ class LayerMemory:
         """Per KV head k, v [n, D] of the recent tokens first to first + count."""
         n = len(self.pos) - first if count is None else count
         rows, heads = self.recent.rows(), self.shape.kv_heads
-        index = torch.arange(first, first + n).repeat(heads)
-        k, v = gather_rows(self.recent.pool["k"], self.recent.pool["v"], rows.table, index, torch.arange(heads + 1) * n)
+        at = torch.arange(first, first + n).repeat(heads)
+        k, v = gather_rows(self.recent.pool["k"], self.recent.pool["v"], rows.table, at, torch.arange(heads + 1) * n)
         return list(zip(k.view(heads, n, k.shape[-1]), v.view(heads, n, v.shape[-1]), strict=True))
 
     def read_settled(self, first: Sequence[int] | None = None) -> list[tuple[Tensor, Tensor]]:
@@ -130,9 +132,9 @@ class LayerMemory:
         out = []
         for pages, n, start in zip(self.settled.table, self.settled.length, first or [0] * heads, strict=True):
             skip, page = start // self.store.page, self.store.page
-            k, v = self.encode.read(self.store, torch.from_numpy(pages[skip : -(-n // page)]).long(), self.span)
+            k, v = near.decoded(self, torch.from_numpy(pages[skip : -(-n // page)]).long())
             part = slice(start - skip * page, int(n) - skip * page)
-            out.append((k.to(self.device).transpose(1, 2).reshape(-1, dim)[part], v.to(self.device).reshape(-1, dim)[part]))
+            out.append((k.transpose(1, 2).reshape(-1, dim)[part], v.reshape(-1, dim)[part]))
         return out
 
     def settled_field(self, name: str) -> list[Tensor]:
@@ -273,15 +275,23 @@ class LayerMemory:
             zone.free()
 
     @property
-    def bytes(self) -> int:
-        """Live bytes: pages in full, tables, positions, kept queries, what tokens have drawn, and the index."""
+    def tiers(self) -> dict[str, int]:
+        """Live bytes by tier: pages in full, their copies, tables, positions, kept queries, what tokens have drawn, and the index."""
         side = index.weight(self.index) + (self.drawn.nbytes if self.drawn is not None else 0)
-        return sum(z.bytes + z.side for z in self.zones) + self.pos.nbytes + sum(q.nbytes for q in self.past) + side
+        held = {"device": self.pos.nbytes + sum(q.nbytes for q in self.past) + side, "host": 0, "disk": 0}
+        for zone in self.zones:
+            for tier, amount in zone.tiers.items():
+                held[tier] += amount
+        return held
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.tiers.values())
 
     def check(self) -> None:
         """Raise AssertionError where tables, lengths and positions don't fit together."""
         assert (self.recent.length == len(self.pos)).all(), f"layer {self.layer}: {self.recent.length} tokens, {len(self.pos)} positions"
         for zone in self.zones:
-            assert (zone.pool.refs[zone.pages()] > 0).all(), f"layer {self.layer} holds a page that was given back"
+            zone.check()
         for held in self.positions():
             assert (held.diff() > 0).all(), f"layer {self.layer}: positions don't ascend"

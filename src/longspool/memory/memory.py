@@ -11,6 +11,8 @@ from ..errors import LongspoolError
 from ..plan import Plan
 from ..roles import RequestMemory
 from ..values import Step
+from . import near
+from .disk import PageFile
 from .growth import growth
 from .layer import LayerMemory, Rotate
 from .pools import Pools
@@ -92,7 +94,8 @@ class Memory:
         late: dict[int | None, list[tuple[int, int]]] = {}
         for layer in self.layers:
             enter, fetched, *settles = growth(layer, step)
-            peak, now = max(peak, now + enter + fetched), now + enter
+            kept = near.growth(layer, step)
+            peak, now = max(peak, now + enter + max(fetched, kept)), now + enter + kept
             after = layer.plan.after if layer.awaits(step) else layer.layer
             late.setdefault(after, []).append((settles[0], settles[1]))
             for settled, freed in late.pop(layer.layer, []):
@@ -137,13 +140,16 @@ class Memory:
 
     def tiers(self) -> dict[str, int]:
         """Live bytes by tier."""
-        held = {"device": self.bytes, "host": 0, "disk": 0}
+        held = {"device": 0 if self.text is None else self.text.nbytes, "host": 0, "disk": 0}
         for layer in self.layers:
-            for zone in layer.zones:
-                if zone.pool.tier != "device":
-                    held[zone.pool.tier] += zone.bytes
-                    held["device"] -= zone.bytes
+            for tier, amount in layer.tiers.items():
+                held[tier] += amount
         return held
+
+    def holds(self, file: PageFile, record: int) -> bool:
+        """Whether a record of a file on the disk belongs to one of its pages."""
+        zones = (zone for layer in self.layers for zone in layer.zones if zone.pool.disk is file)
+        return any(record // (zone.pool.page // zone.pool.piece) in zone.pages() for zone in zones)
 
     def check(self) -> None:
         """Raise AssertionError where tables, lengths, positions and owners don't fit together."""

@@ -30,7 +30,7 @@ def blocks_of(memory: LayerMemory, q: Tensor, step: Step, view: LayerView) -> Bl
     blocks = pattern.blocks(q, own)
     if blocks is not None:
         keys = len(memory.pos) + int(memory.rows().length.max() if memory.settled is not None else 0)
-        own.count(pattern, **density(blocks, keys, len(q)))
+        own.count(pattern, 0, **density(blocks, keys, len(q)))
     return blocks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,9 +20,10 @@ class Raw(Encode):
     """Keys and values in one of fp32, fp16 and bf16."""
 
     dtype: torch.dtype = torch.float16
+    unit: ClassVar[int] = 1
 
     def fields(self, shape: Shape, page: int, layers: int) -> dict[str, Field]:
-        return {"k": Field((shape.head_dim, page), self.dtype), "v": Field((page, shape.head_dim), self.dtype)}
+        return {"k": Field((shape.head_dim, page), self.dtype, tokens=1), "v": Field((page, shape.head_dim), self.dtype, tokens=0)}
 
     def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
         store["k"][pages] = k.to(self.dtype)

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from ..roles import Admit, Evict, Select
+from . import books
 from .drawn import Drawn
+from .frames import rotated
 from .index import learn
+from .near import decoded, written
 from .tiles import Candidates, Row, Tiles, pad_rows, tile
 from .view import LayerView
 
@@ -23,6 +26,8 @@ def settle(memory: LayerMemory, view: LayerView) -> None:
     """Move old tokens out of the recent zone: admit, evict, encode, summarise, place. Layers that are stored together do it after the last
     of them."""
     plan, step = memory.plan, view.step
+    for member in memory.members:
+        member.reach = step.reach
     if plan.window is not None:
         _slide(memory, plan.window + plan.needs.recent)
     if memory.settled is None or not memory.span.last:
@@ -202,22 +207,31 @@ def _with_tail(memory: LayerMemory, row: int, count: int, new: Row) -> Row:
     """The tokens of a row's partly filled last page, decoded, before its new ones."""
     assert memory.settled is not None
     last = torch.tensor([int(memory.settled.table[row, memory.settled.length[row] // memory.store.page])])
-    k, v = (x.to(memory.device) for x in memory.encode.read(memory.store, last, memory.span))
+    k, v = decoded(memory, last)
     pos = memory.store["pos"][last][0, :count].long().to(memory.device)
     weight = None if new[3] is None else torch.cat([memory.store["weight"][last][0, :count].to(memory.device), new[3]])
     return torch.cat([k[0].T[:count], new[0]]), torch.cat([v[0][:count], new[1]]), torch.cat([pos, new[2]]), weight
 
 
 def _store(memory: LayerMemory, tiles: Tiles, pages: np.ndarray) -> None:
-    where, tiles = torch.from_numpy(pages).long(), tiles.to(memory.store.device)
-    memory.encode.write(memory.store, where, tiles.fill, tiles.k, tiles.v, memory.span)
+    assert memory.settled is not None
+    where, tiles = torch.from_numpy(pages).long(), tiles.to(memory.device)
+    memory.settled.forget(pages)
+    books.enter(memory, pages, tiles)
+    with written(memory, where) as (store, at):
+        memory.encode.write(store, at, tiles.fill, tiles.k, tiles.v, memory.span)
     if select := memory.plan.one(Select):
         for member in memory.members:
-            select.summarise(member.summaries, where, tiles.fill, member.span.own(tiles.k, 1))
+            select.summarise(member.summaries, where, tiles.fill, _seen(member, member.span.own(tiles.k, 1), tiles.pos))
     if "pos" in memory.store:
         memory.store["pos"][where] = tiles.pos
     if "weight" in memory.store:
         memory.store["weight"][where] = 0.0 if tiles.weight is None else tiles.weight
+
+
+def _seen(memory: LayerMemory, k: Tensor, pos: Tensor) -> Tensor:
+    """Keys [S, D, W] at pos [S, W] as queries see them, though they may be stored bare."""
+    return rotated(memory, k, pos.long(), memory.reach) if memory.plan.bare else k
 
 
 def _stacked(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ..errors import PlanError
@@ -119,6 +120,10 @@ class LayerView:
         """Tokens that the longest row holds, this step's included."""
         settled = self._own.settled
         return len(self._own.pos) + (int(settled.length.max()) if settled is not None else 0)
+
+    def recent(self) -> Tensor:
+        """Keys of the recent tokens, [R, n, D]."""
+        return torch.stack([k for k, _ in self._own.read_recent()])
 
     def keys(self) -> list[Tensor]:
         """All keys that this layer holds, settled ones first: for each row [T, D]."""

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from ..values import Rows
+from .cache import Cache
 from .pool import Pool
 
 
@@ -19,6 +20,8 @@ class Zone:
         self._rows: Rows | None = None
         self._table: torch.Tensor | None = None
         self._slack = 0  # tokens that every row can still take without looking at pages
+        self.near: list[Cache] = []
+        """Copies of its pages on nearer tiers."""
         pool.ledger.add("device", self.side)
 
     @property
@@ -59,6 +62,7 @@ class Zone:
         for r in np.flatnonzero((self.length % page != 0) & (add > 0)):
             last = self.table[r, have[r] - 1]
             if self.pool.refs[last] > 1:
+                self.forget(np.array([last]))
                 self.table[r, have[r] - 1] = self.pool.own(int(last))
                 self._table = None
         want = -(-(self.length + add) // page)
@@ -108,12 +112,18 @@ class Zone:
         columns = np.arange(self.table.shape[1])
         gone = (columns >= -(-keep // self.pool.page)[:, None]) & (columns < self.filled[:, None])
         if gone.any():
+            self.forget(self.table[gone])
             self.pool.give(self.table[gone])
             self.table[gone] = -1
             self._table = None
         self.length = keep
         self._rows = None
         self._slack = 0
+
+    def forget(self, pages: np.ndarray) -> None:
+        """Copies of these pages are no longer good: they are written, or given up."""
+        for cache in self.near:
+            cache.forget(pages)
 
     def pages(self) -> np.ndarray:
         """All pages in use, row after row."""
@@ -137,3 +147,20 @@ class Zone:
     def bytes(self) -> int:
         """Live bytes of the pages, each shared page in full."""
         return int(self.filled.sum()) * self.pool.page_bytes
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Live bytes by tier: the pages, each shared page in full, their copies on nearer tiers, and the tables."""
+        count, held = int(self.filled.sum()), {"device": self.side, "host": 0, "disk": 0}
+        for tier, amount in self.pool.sizes.items():
+            held[tier] += count * amount
+        for cache in self.near:
+            held[cache.pool.tier] += cache.bytes
+        return held
+
+    def check(self) -> None:
+        """Raise AssertionError where it holds a page that was given back, or a cache one that is not its own."""
+        assert (self.pool.refs[self.pages()] > 0).all(), "a zone holds a page that was given back"
+        for cache in self.near:
+            cache.check()
+            assert np.isin(cache.pages, self.pages()).all(), "a cache holds a copy of a page that is not its zone's"

@@ -15,8 +15,10 @@ class Rows:
 
     table int32 [R, P] holds page ids (-1 past a row's last page), length int32 [R] the tokens in each row, `grain` the tokens of
     a page. Only a row's last page may be partly filled. R is requests x KV heads, or requests x query heads where a
-    selection was made per query head. Grain 1 is a selection of single tokens: the table holds pool slots, page * W + offset for pages
-    of W tokens.
+    selection was made per query head.
+
+    A grain smaller than the pool's page means pieces of pages: piece i of page p, of n to a page, is entry p * n + i. Grain 1 is a
+    selection of single tokens, whose entries are pool slots, page * W + offset for pages of W tokens.
     """
 
     table: Tensor
@@ -64,6 +66,15 @@ class Rows:
         pages = self.table.gather(1, at // self.grain) if self.table.shape[1] else torch.full_like(index, -1)
         slots = torch.where(valid, pages * self.grain + at % self.grain, -1).to(torch.int32)
         return Rows(slots, valid.sum(1, dtype=torch.int32), 1)
+
+    def cut(self, grain: int) -> Rows:
+        """The same tokens in pieces of `grain` tokens."""
+        per = self.grain // grain
+        if per == 1:
+            return self
+        table = self.table[:, :, None] * per + torch.arange(per, dtype=torch.int32)
+        past = torch.arange(self.table.shape[1] * per) * grain >= self.length[:, None]
+        return Rows(table.flatten(1).masked_fill(past, -1), self.length, grain)
 
     @staticmethod
     def stack(rows: list[Rows]) -> Rows:

@@ -52,6 +52,7 @@ class Codes(Method, Encode):
     window: int = 64
 
     bits: ClassVar[int]
+    unit: ClassVar[int] = 16
 
     def needs(self) -> Needs:
         return Needs(recent=self.window)
@@ -66,13 +67,13 @@ class Codes(Method, Encode):
         dim, packed = shape.head_dim, 8 // self.bits
         code = torch.int8 if self.bits == 8 else torch.uint8
         fields = {
-            "k": Field((dim, page // packed), code),
-            "v": Field((page, dim // packed), code),
+            "k": Field((dim, page // packed), code, tokens=1),
+            "v": Field((page, dim // packed), code, tokens=0),
             "k_scale": Field((dim,), torch.float16),
-            "v_scale": Field((page,), torch.float16),
+            "v_scale": Field((page,), torch.float16, tokens=0),
         }
         if self.bits == 4:
-            fields |= {"k_zero": Field((dim,), torch.float16), "v_zero": Field((page,), torch.float16)}
+            fields |= {"k_zero": Field((dim,), torch.float16), "v_zero": Field((page,), torch.float16, tokens=0)}
         return fields
 
     def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import page_scores, pick_pages
+from ...kernels.boxes import half_up as _half_up
 from ...method import Cost, Method, Needs, Paper, Trial
 from ...roles import Field, Seen, Select, Store, View
 from ...values import Rows, Shape
@@ -86,11 +87,3 @@ class Quest(Method, Select):
 @functools.lru_cache(maxsize=64)
 def _as_many(rows: int, count: int) -> Tensor:
     return torch.full((rows,), count, dtype=torch.int32)
-
-
-def _half_up(x: Tensor) -> Tensor:
-    """fp16, rounded up, so that a bound stays a bound."""
-    half = x.to(torch.float16)
-    low, bits = half.float() < x, half.view(torch.int16)
-    raised = torch.where(half > 0, bits + 1, torch.where(half < 0, bits - 1, torch.ones_like(bits)))
-    return torch.where(low, raised, bits).view(torch.float16)

@@ -49,11 +49,14 @@ class SelfIndexKV(Picks, Encode):
     def check(self, shape: Shape) -> list[str]:
         return super().check(shape) + ([] if shape.head_dim % 8 == 0 else [f"head_dim {shape.head_dim} must be a multiple of 8."])
 
-    def fields(self, shape: Shape, page: int, layers: int = 1) -> dict[str, Field]:
+    def fields(self, shape: Shape, page: int, layers: int = 0) -> dict[str, Field]:
+        """What it stores as a codec, which is told of layers, or looks at when it selects: of that, the signs and their centre."""
         dim, half, code = shape.head_dim, torch.float16, torch.uint8
+        near = {"signs": Field((page, dim // 8), code), "median": Field((dim,), half)}
+        if not layers:
+            return near
         scales = {f"{x}_{y}": Field((page, dim // _block(dim)), half) for x in "kv" for y in ("low", "step")}
-        codes = {"signs": Field((page, dim // 8), code), "k": Field((page, dim // 4), code), "v": Field((page, dim // 4), code)}
-        return {"median": Field((dim,), half), "reach": Field((dim,), half), **codes, **scales}
+        return near | {"reach": Field((dim,), half), "k": Field((page, dim // 4), code), "v": Field((page, dim // 4), code), **scales}
 
     def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
         past = (torch.arange(k.shape[2], device=k.device) >= fill[:, None])[:, None]
