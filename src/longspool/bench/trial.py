@@ -17,7 +17,7 @@ from .reading import Reading, Run
 from .texts import Text, needles, prose
 
 Progress = Callable[[float, str], None]
-FORCED, ANSWERS, NEEDLES = 32, 32, 20
+FORCED, ANSWERS, NEEDLES = 32, 32, 12
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Score:
 
 
 class Bench:
-    """Texts that are read once, and the recipes that were tried on them. `count` texts for a divergence; needles are twenty."""
+    """Texts that are read once, and the recipes that were tried on them. `count` texts for a divergence; needles are twelve."""
 
     def __init__(self, llm: LLM, count: int = 8, seed: int = 0, progress: Progress | None = None, forced: int = FORCED) -> None:
         if count < 2:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ..errors import LongspoolError
 from ..kernels import chain, rope
-from ..memory import LayerView, Memory, advance, learn, write
+from ..memory import LayerView, Memory, advance, attend, learn, write
 from ..model.build import Model
 from ..model.layers import Block
 from ..plan import Plan
-from ..roles import Evict, Prune, Select, Skip
+from ..roles import Evict, Pattern, Prune, Select, Skip
 from ..values import Step
-from ..values.flow import Ask
+from ..values.flow import Ask, Want
 from .angles import Angles
 from .replay import TRIES, Replay, repeats, roomy
 
@@ -31,10 +31,11 @@ class StepError(LongspoolError):
 
 @dataclass
 class Group:
-    """Requests that share a plan and a phase: their memories, their common step and their slice of the pass."""
+    """Requests that share a plan and a phase: their memories, what they want, their common step and their slice of the pass."""
 
     plan: Plan
     memories: list[Memory]
+    wants: list[Want]
     step: Step
     first: int = 0
 
@@ -88,6 +89,8 @@ def _layers(model: Model, x: Tensor, groups: list[Group], angles: Angles) -> Ten
     for layer, block in enumerate(model.blocks):
         if heads is None:
             x, heads = chain(x, block.entry, [], _turns(model, layer, groups, angles))
+        if layer + 1 == len(model.blocks) and _ends_suffice(layer, groups):
+            return _ends(layer, block, x, heads, groups[0])
         out, skips = _attended(layer, block, x, heads, groups, angles)
         prunes = any(g.plan.layers[layer].chain(Prune) and g.step.phase == "prefill" for g in groups)
         if out is not None and layer + 1 < len(model.blocks) and not (prunes or any(skips)):
@@ -102,6 +105,29 @@ def _layers(model: Model, x: Tensor, groups: list[Group], angles: Angles) -> Ten
     return x
 
 
+def _ends_suffice(layer: int, groups: list[Group]) -> bool:
+    """Whether nobody will see what the last layer makes of a prompt's tokens but of the last one of each chunk."""
+    plan, group = groups[0].plan.layers[layer], groups[0]
+    looks = plan.bare or plan.observers or any(plan.seats[seat] for seat in (Pattern, Prune, Skip))
+    return len(groups) == 1 and group.step.phase == "prefill" and "all" not in group.wants and not looks
+
+
+def _ends(layer: int, block: Block, x: Tensor, heads: Tensor, group: Group) -> Tensor:
+    """The last layer of a prompt's chunks: all tokens are written, and the last one of each attends and goes on."""
+    mine, keep = [m[layer] for m in group.memories], torch.tensor(group.step.spans[1:]) - 1
+    q, k, v = heads.view(x.shape[0], *block.heads).split_with_sizes(block.parts, 1)
+    few = group.step.narrow(keep)
+    try:
+        write(mine, q, k, v, group.step)
+        out = attend(mine, q[keep], k[keep], v[keep], few)
+    except LongspoolError as error:
+        raise StepError(group.plan, error) from error
+    x = block.finish(x[keep], out)
+    _settle(layer, group)
+    group.step = few
+    return x
+
+
 def _angles(model: Model, groups: list[Group]) -> Angles:
     return Angles(_cat([g.step.pos for g in groups]), _totals(groups), model.device)
 
@@ -113,9 +139,10 @@ def _grouped(asks: list[Ask[Memory]]) -> list[Group]:
         last = groups[-1] if groups else None
         if last and last.plan == ask.memory.plan and last.step.phase == ask.step.phase and last.step.tree is None and ask.step.tree is None:
             last.memories.append(ask.memory)
+            last.wants.append(ask.want)
             last.step = _joined(last.step, ask.step)
         else:
-            groups.append(Group(ask.memory.plan, [ask.memory], ask.step))
+            groups.append(Group(ask.memory.plan, [ask.memory], [ask.want], ask.step))
     _place(groups)
     return groups
 

@@ -47,6 +47,7 @@ class DuoAttention(Fitted, Admit):
             "duo_attention",
             beats=("streaming(sinks=64, window=256)",),
             on="agnostic",
+            length=2048,
             claim="With half of the heads streaming it finds what it could find with all; all of them streaming don't.",
         ),
     )

@@ -41,6 +41,7 @@ class ChunkKV(ScoreEvict):
             "random_evict(budget=512)",
             ("snapkv(budget=512, window=32, kernel=1)",),
             "aware",
+            2048,
             claim="Needles of several tokens are found more often than with single tokens kept.",
         ),
         Trial("chunkkv(budget=512)", "random_evict(budget=512)"),

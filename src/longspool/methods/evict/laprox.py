@@ -40,7 +40,7 @@ class LaProx(ScoreEvict):
             ("snapkv(budget=256, window=32)", "adakv(snapkv(budget=256, window=32))"),
             claim="Better than weights alone and than budgets shared within a layer, at equal entries in all.",
         ),
-        Trial("laprox(budget=256)", "random_evict(budget=256)", ("snapkv(budget=256, window=32)",), "aware"),
+        Trial("laprox(budget=256)", "random_evict(budget=256)", ("snapkv(budget=256, window=32)",), "aware", 2048),
     )
 
     def needs(self) -> Needs:

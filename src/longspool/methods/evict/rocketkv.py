@@ -44,7 +44,7 @@ class RocketKV(ScoreEvict, Select):
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
     question: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (
-        Trial("rocketkv(budget=256)", "random_evict(budget=256)", ("snapkv(budget=256)", "quest(budget=256)"), "aware"),
+        Trial("rocketkv(budget=256)", "random_evict(budget=256)", ("snapkv(budget=256)", "quest(budget=256)"), "aware", 2048),
         Trial("rocketkv(budget=256)", "random_evict(budget=256)", ("snapkv(budget=256)", "quest(budget=256)")),
     )
 
