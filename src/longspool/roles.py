@@ -7,15 +7,19 @@ W tokens of a page, M model width, V vocabulary. Tensors are fp32 unless said ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from .fitted import Fitted as Fitted
 from .method import Method
 from .values import Blocks, Rows, Shape, Span, Step
 from .values.field import Field as Field
 from .values.flow import Flow
+from .values.seen import Frame as Frame
+from .values.seen import Kept as Kept
+from .values.seen import Reach as Reach
+from .values.seen import Seen as Seen
 from .view import Draws as Draws  # methods take what their verbs see from here, too
 from .view import Request as Request
 from .view import RequestMemory as RequestMemory
@@ -25,30 +29,6 @@ from .view import View as View
 
 if TYPE_CHECKING:
     from .values.packed import Packed
-
-
-@dataclass(frozen=True)
-class Fitted(Method):
-    """A method on any seat that is fitted to a model once, ahead of use, by `longspool fit`. Its verbs find what `fit` gave in
-    `fitted(self)` of their view, store or request. `file` takes another file than the one that `longspool fit` keeps."""
-
-    file: str = field(default="", kw_only=True)
-
-    shaping: ClassVar[tuple[str, ...]] = ()
-    """The parameters on which what is fitted depends; all others may differ from those that it was fitted with."""
-
-    def fit(self, samples: Samples) -> dict[str, Tensor]:
-        """Tensors by name ("layer.name" for those of one layer) from the model's runs over text, of which it sees what
-        `Needs.calibrated` names."""
-        raise NotImplementedError
-
-    def mould(self) -> tuple[object, ...]:
-        """Methods with equal moulds are fitted to the same."""
-        return (self.slug, self.file, *self.shape_of().items())
-
-    def shape_of(self) -> dict[str, str]:
-        """The values of the shaping parameters, as text."""
-        return {name: repr(getattr(self, name)) for name in self.shaping}
 
 
 class Role:
@@ -73,16 +53,6 @@ class Reuse(Role):
     def store(self, ids: tuple[int, ...], memory: object) -> None:
         """Remember the memory of ids."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Keys at distance near <= pos_q - pos_k < far are seen with the query at position `query` and the key at `key`."""
-
-    near: int
-    far: int | None
-    query: Callable[[Tensor], Tensor]
-    key: Callable[[Tensor], Tensor]
 
 
 class Position(Role):
@@ -134,16 +104,6 @@ class Admit(Role):
     def admits(self, tokens: int) -> int:
         """How many of so many old tokens settle at most; what admission control counts on."""
         return tokens
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What stays: per row ascending indices into the candidates. Merged entries replace k and v there and carry a log-weight."""
-
-    index: tuple[Tensor, ...]
-    k: tuple[Tensor, ...] | None = None
-    v: tuple[Tensor, ...] | None = None
-    weight: tuple[Tensor, ...] | None = None
 
 
 class Evict(Role):
@@ -230,16 +190,6 @@ class Encode(Role):
         return None
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Which stored tokens the queries of a step see: request b has queries spans[b]:spans[b+1]; query n sees the in-row
-    indices lo[n] to hi[n] (int32 [N]; None: from the row's start, to its end)."""
-
-    spans: tuple[int, ...]
-    lo: Tensor | None = None
-    hi: Tensor | None = None
-
-
 class Place(Role):
     home: ClassVar[str] = "device"
     """The tier where settled pages live: device, host or disk. What is resident stays on the device."""
@@ -269,19 +219,6 @@ class Place(Role):
     def widest(self, heads: int) -> int:
         """How many of so many KV heads are fetched at once at most."""
         return heads
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a selection reads: `rows` exactly, whole pages, pieces of them or single tokens, and estimates of what it does not read.
-
-    Each of `parts` is attention over estimated entries, (out [N, H, D], lse [N, H]), and is merged with all else. `rest`
-    (out [N, H, D], odds [N, H]) comes last: something whose mass is known only in proportion to all else, exp(odds) times as much.
-    """
-
-    rows: Rows
-    parts: tuple[tuple[Tensor, Tensor], ...] = ()
-    rest: tuple[Tensor, Tensor] | None = None
 
 
 class Select(Role):

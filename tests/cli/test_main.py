@@ -109,7 +109,8 @@ def test_methods_are_the_registry() -> None:
     by_name = {m["name"]: m for m in listed}
     assert by_name["snapkv"]["parameters"] == {"budget": 1024, "when": "prompt", "window": 64, "kernel": 5}
     assert by_name["snapkv"]["seat"] == "Evict" and not by_name["snapkv"]["exact"] and by_name["vericache"]["exact"]
-    assert {name for name, m in by_name.items() if m["question"]} == {"snapkv", "adakv"}
+    assert {name for name, m in by_name.items() if m["question"]} == {name for name, cls in registry().items() if cls.question}
+    assert by_name["snapkv"]["question"] and by_name["adakv"]["question"] and not by_name["streaming"]["question"]
     assert {seat for m in listed for seat in m["seat"].split(", ")} <= {seat.__name__ for seat in SEATS}
     plain, table = cli("methods").stdout, cli("methods", "--markdown").stdout
     assert all(m["name"] in plain and f"| `{m['name']}` |" in table for m in listed)

@@ -57,7 +57,7 @@ def test_finds_the_pieces_with_the_highest_bounds(spans: tuple[int, ...], chunk:
     store, rows = summarised(method, keys, chunk)
     view, q = Sight(store, spans), torch.randn(spans[-1], 4, 16, generator=rng)
     q[0] = torch.stack([keys[h // 2][700] for h in range(4)])  # the first looks for one run
-    picked = method.select(q, rows, view)
+    picked = method.select(q, rows, view).rows
     assert picked.grain == least
     for r, k in enumerate(keys):
         own = q[spans[r // 2] : spans[r // 2 + 1], 2 * (r % 2) : 2 * (r % 2) + 2].flatten(0, 1).double()
@@ -80,7 +80,7 @@ def test_finds_the_pieces_with_the_highest_bounds(spans: tuple[int, ...], chunk:
 def test_a_budget_that_holds_everything_reads_everything() -> None:
     method = LeoAM(budget=16 + 320, window=16)
     store, rows = summarised(method, [torch.randn(320, 16), torch.randn(100, 16)], 64)
-    picked = method.select(torch.randn(1, 4, 16), rows, Sight(store, (0, 1)))
+    picked = method.select(torch.randn(1, 4, 16), rows, Sight(store, (0, 1))).rows
     assert [places(rows, picked, r) for r in (0, 1)] == [list(range(320)), list(range(100))]
 
 

@@ -136,8 +136,8 @@ def runner(rig: Rig, bounds: Tensor, coded: object) -> Tensor:
             out = []
             for h in range(shape.heads):
                 logits = []
-                for keys, _ in pairs:
-                    s = Trace(q.double(), keys).logits(shape, slice(None), h)
+                for keys, values in pairs:
+                    s = Trace(q.double(), keys, values).logits(shape, slice(None), h)
                     logits.append(s)
                 s = torch.where(old, logits[-1], logits[0]).masked_fill(~causal(n, window), -torch.inf)
                 p = s.softmax(-1)

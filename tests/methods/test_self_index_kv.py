@@ -59,7 +59,7 @@ def by_numpy(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("fill", [64, 37])
 def test_keys_are_sign_and_magnitude_about_the_median(fill: int) -> None:
     method, rng = SelfIndexKV(), torch.Generator().manual_seed(fill)
-    store = Pool(method.fields(SHAPE, 64), 64, "device", Ledger(), 1 << 20)
+    store = Pool(method.fields(SHAPE, 64, 1), 64, "device", Ledger(), 1 << 20)
     pages = torch.from_numpy(store.take(3)).long()[1:2]
     k, v = torch.randn(1, 64, 64, generator=rng) + torch.randn(1, 64, 1, generator=rng) * 4, torch.randn(1, 64, 64, generator=rng)
     k[..., fill:], v[:, fill:] = 0, 0
@@ -129,6 +129,6 @@ def test_decoded_tokens_are_always_read() -> None:
 
 
 def test_three_bits_a_key_and_two_a_value_and_what_goes_with_them() -> None:
-    store = Pool(SelfIndexKV().fields(SHAPE, 64), 64, "device", Ledger(), 1 << 20)
+    store = Pool(SelfIndexKV().fields(SHAPE, 64, 1), 64, "device", Ledger(), 1 << 20)
     assert store.page_bytes == 64 * (64 * 3 // 8 + 64 * 2 // 8 + 4 * 2 * 2) + 2 * 2 * 64
     assert store.page_bytes * 4 < 64 * 64 * 2 * 2

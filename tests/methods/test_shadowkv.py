@@ -49,7 +49,7 @@ def test_reads_the_chunks_whose_landmarks_draw_most(spans: tuple[int, ...], outl
     keys = [torch.randn(n, 16, generator=rng) + 2 * torch.randn(1, 16, generator=rng) for n in [900, 900, 405, 250][: 2 * requests]]
     store, rows = summarised(method, keys, 64)
     q = torch.randn(spans[-1], 4, 16, generator=rng)
-    picked = method.select(q, rows, Sight(store, spans))
+    picked = method.select(q, rows, Sight(store, spans)).rows
     for r, k in enumerate(keys):
         chunks = [k[i : i + 8].double().numpy() for i in range(0, len(k), 8)]
         marks = np.stack([c.mean(0) for c in chunks])

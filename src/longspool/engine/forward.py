@@ -115,17 +115,15 @@ def _ends_suffice(layer: int, groups: list[Group]) -> bool:
 def _ends(layer: int, block: Block, x: Tensor, heads: Tensor, group: Group) -> Tensor:
     """The last layer of a prompt's chunks: all tokens are written, and the last one of each attends and goes on."""
     mine, keep = [m[layer] for m in group.memories], torch.tensor(group.step.spans[1:]) - 1
-    q, k, v = heads.view(x.shape[0], *block.heads).split_with_sizes(block.parts, 1)
-    few = group.step.narrow(keep)
+    (q, k, v), few = heads.view(x.shape[0], *block.heads).split_with_sizes(block.parts, 1), group.step.narrow(keep)
     try:
         write(mine, q, k, v, group.step)
         out = attend(mine, q[keep], k[keep], v[keep], few)
     except LongspoolError as error:
         raise StepError(group.plan, error) from error
-    x = block.finish(x[keep], out)
     _settle(layer, group)
     group.step = few
-    return x
+    return block.finish(x[keep], out)
 
 
 def _angles(model: Model, groups: list[Group]) -> Angles:

@@ -5,8 +5,7 @@ a minimum and a step for each token's 32 channels), a value 2 bits likewise. The
 prompt has been read the mean c[g, code] of the 4-vectors that have it is tabled for each KV head. A token's score takes its signs only:
 s_t = q . m + sum_g q_g . c[g, code_tg],  q the mean of the group's queries;  the `budget` best of the prompt's tokens and all later ones
 are decoded and attended. The paper takes m, a and the table from the whole prompt's raw keys, and keeps its 64 most salient tokens in full
-precision; here m and a belong to a page, so that tokens are stored as they settle, the table is made of decoded keys, and only the
-recent `window` is raw. Decoding is not fused into attention.
+precision; here m and a belong to a page, the table is made of decoded keys, only the recent `window` is raw, and decoding is not fused.
 """
 
 from __future__ import annotations
@@ -53,10 +52,9 @@ class SelfIndexKV(Picks, Encode):
         """What it stores as a codec, which is told of layers, or looks at when it selects: of that, the signs and their centre."""
         dim, half, code = shape.head_dim, torch.float16, torch.uint8
         near = {"signs": Field((page, dim // 8), code), "median": Field((dim,), half)}
-        if not layers:
-            return near
         scales = {f"{x}_{y}": Field((page, dim // _block(dim)), half) for x in "kv" for y in ("low", "step")}
-        return near | {"reach": Field((dim,), half), "k": Field((page, dim // 4), code), "v": Field((page, dim // 4), code), **scales}
+        whole = near | {"reach": Field((dim,), half), "k": Field((page, dim // 4), code), "v": Field((page, dim // 4), code), **scales}
+        return whole if layers else near
 
     def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
         past = (torch.arange(k.shape[2], device=k.device) >= fill[:, None])[:, None]
@@ -87,14 +85,13 @@ class SelfIndexKV(Picks, Encode):
         table = []
         for r, (k, _) in enumerate(view.settled([0] * view.rows.count)):
             slots = view.rows.slots(r)
-            code = unpacked(signs.flatten(0, 1)[slots], 4).to(k.device).long()  # [T, D/4]
             away = (k - median[slots // view.rows.grain].to(k.device)).reshape(len(k), -1, 4)
+            code = unpacked(signs.flatten(0, 1)[slots], 4).to(k.device).long()  # [T, D/4]
             place = code + 16 * torch.arange(code.shape[1], device=k.device)
             count = torch.bincount(place.flatten(), minlength=16 * code.shape[1])
             total = k.new_zeros(len(count), 4).index_add_(0, place.flatten(), away.flatten(0, 1))
             table.append((total / count.clamp_min(1)[:, None]).view(-1, 16, 4))
-        made = torch.stack(table)
-        return {"table": made, "done": view.rows.length.to(made.device, copy=True)}
+        return {"table": torch.stack(table), "done": view.rows.length.to(table[0].device, copy=True)}
 
     def index_bytes(self, shape: Shape, tokens: int) -> int:
         return shape.kv_heads * (64 * shape.head_dim + 4)
@@ -102,9 +99,9 @@ class SelfIndexKV(Picks, Encode):
     def select(self, q: Tensor, rows: Rows, view: View) -> Seen:
         if self.budget >= rows.table.shape[1] * rows.grain:
             return Seen(rows)
-        mean = per_request(q, view).reshape(rows.count, -1, view.shape.head_dim).mean(1)  # [R, D]
-        none = q.new_zeros(view.shape.kv_heads, view.shape.head_dim // 4, 16, 4)
-        done = known(view, "done", torch.zeros(view.shape.kv_heads, dtype=torch.int32, device=q.device)).cpu()
+        heads, dim = view.shape.kv_heads, view.shape.head_dim
+        mean, none = per_request(q, view).reshape(rows.count, -1, dim).mean(1), q.new_zeros(heads, dim // 4, 16, 4)  # [R, D]
+        done = known(view, "done", torch.zeros(heads, dtype=torch.int32, device=q.device)).cpu()
         part = torch.einsum("rgi,rgci->rgc", mean.reshape(rows.count, -1, 4), known(view, "table", none))
         both = (part[:, 1::2, :, None] + part[:, ::2, None]).flatten(2)  # [R, D/8, 256]: a byte has the signs of two groups
         at = rows.table.clamp_min(0).long()
