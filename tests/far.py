@@ -129,13 +129,14 @@ def engine(recipes: list[str]) -> None:
 
     for recipe in recipes:
         kind, _, text = recipe.partition(":")
+        near = model(kind)  # before it would be made, and remembered, on the far device
         with Reach():
             making.Noise = FarNoise  # type: ignore[misc]
-            far = Rig(making.tiny(kind, **KINDS[kind]), fits=Fitting(model(kind), FAR))
+            far = Rig(making.tiny(kind, **KINDS[kind]), fits=Fitting(near, FAR))
             making.Noise = Noise  # type: ignore[misc]
             got, answer = serve(far, text)
             far.pools.check()
-        want, expected = serve(Rig(kind), text)
+        want, expected = serve(Rig(near), text)
         assert isinstance(got, Far)
         torch.testing.assert_close(got.inner, want, atol=1e-4, rtol=1e-4, msg=lambda m, r=recipe: f"{r}: {m}")
         assert answer == expected and len(set(answer)) > 2, f"{recipe}: {answer}, not {expected}"

@@ -50,7 +50,7 @@ def test_a_request_survives_a_damaged_page(temperature: float) -> None:
         rig.engine.step()
     assert request.error is None and request.damaged == 1 and request.preempted == 1
     assert tokens(request) == alone([], prompt, max_tokens=20, temperature=temperature, seed=3)
-    assert any("damaged (1x)" in note for note in result(request, rig.pools.ledger).report.notes)
+    assert any("damaged (1x)" in note for note in result(request, rig.pools).report.notes)
     assert not any(rig.pools.ledger.now.values())
 
 

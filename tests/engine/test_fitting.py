@@ -20,7 +20,7 @@ from longspool.engine.samples import Runs, cut
 from longspool.errors import LongspoolError, MemoryFileError, ModelError, PlanError
 from longspool.memory.file import load, save
 from longspool.method import Method, Needs, Paper, registry
-from longspool.roles import Admit, Decode, Encode, Field, Fitted, Request, Samples, Select, Store, View
+from longspool.roles import Admit, Decode, Encode, Field, Fitted, Request, Samples, Seen, Select, Store, View
 from longspool.values import Rows, Shape, Span
 from longspool.values.fit import Fit
 from longspool.values.flow import Emit, Flow
@@ -89,10 +89,10 @@ class Looks(Fitted, Admit, Select, Decode):
         assert store.fitted(self)["one"].numel()
         self.seen.add("summarise")
 
-    def select(self, q: Tensor, rows: Rows, view: View) -> Rows:
+    def select(self, q: Tensor, rows: Rows, view: View) -> Seen:
         assert view.fitted(self)["one"].numel()
         self.seen.add("select")
-        return rows
+        return Seen(rows)
 
     def flow(self, request: Request, reply: Tensor) -> Flow:
         assert request.fitted(self)["one"].numel()

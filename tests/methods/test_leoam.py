@@ -102,7 +102,8 @@ def test_the_tiers_change_nothing(more: str, monkeypatch: pytest.MonkeyPatch) ->
     rig = Rig()
     near, memory = rig.run(Job(rig.plan(RECIPE + more), IDS, 330, 120))
     assert memory.tiers()["disk"] == memory.tiers()["host"] == 0
-    torch.testing.assert_close(away, near, atol=1e-5, rtol=0)
+    # Staged pieces and pages that are picked from are attended by different kernels: rounding, bounded as in the contract.
+    torch.testing.assert_close(away, near, atol=1e-4, rtol=0)
     assert tokens(rig.answer(rig.plan(RECIPE + more), IDS[:330], **wishes)) == answer and len(set(answer)) > 10
 
 
