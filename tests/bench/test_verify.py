@@ -111,7 +111,9 @@ def test_where_two_lines_cross() -> None:
     assert crossing_of([1.0, 3.0], [1.5, 3.6], (1000, 3000)) is None
 
 
-def test_the_command(tiny_dir: Path, tmp_path: Path) -> None:
+def test_the_command(tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "benchmarks" / "methods").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     asked = ["verify", "seeing", "-m", str(tiny_dir), "--texts", "4", "--seed", "1"]
     told = CliRunner().invoke(app, [*asked, "--json", "--out", str(tmp_path)])
     assert told.exit_code == 0, told.output
@@ -119,6 +121,7 @@ def test_the_command(tiny_dir: Path, tmp_path: Path) -> None:
     assert kept["ok"] and kept["lines"] == said["lines"] and kept["command"].startswith("longspool verify seeing") and kept["date"]
     plain = CliRunner().invoke(app, ["verify", "blinder", "-m", str(tiny_dir), "--texts", "4"])
     assert plain.exit_code == 1 and "FAIL" in plain.stdout
+    assert not list((tmp_path / "benchmarks" / "methods").iterdir())  # nothing is written unasked
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,6 @@ from .listing import drawn
 if TYPE_CHECKING:
     from ..bench.verify import Costs, Verdict
 
-BESIDE = Path("benchmarks/methods")
-"""Where a checkout keeps the records; they are written there unasked."""
-
 
 def verified(slugs: list[str], every: bool, model: str, texts: int, seed: int, out: Path | None, as_json: bool) -> bool:
     """Verify the methods one after another, printing as they come. Whether all of them passed."""
@@ -26,7 +23,6 @@ def verified(slugs: list[str], every: bool, model: str, texts: int, seed: int, o
     from ..bench.verify import known, record, verify
 
     names = known(slugs, every)
-    out = out or (BESIDE if BESIDE.is_dir() else None)
     bench, passed = Bench(answer.opened(model, "", None, "f16", None), texts, seed), True
     try:
         for name in names:
