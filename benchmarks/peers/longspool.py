@@ -52,7 +52,7 @@ class Longspool:
             told = len(request.choices)
         if request.error is not None:
             raise request.error
-        self.last = result(request, engine.pools.ledger).report
+        self.last = result(request, engine.pools).report
 
     def forced(self, ids: Sequence[int], forced: Sequence[int]) -> np.ndarray:
         """The prompt is prefilled; every forced token but the last goes through a decode step of its own."""
