@@ -51,7 +51,7 @@ class SelfIndexKV(Picks, Encode):
     def fields(self, shape: Shape, page: int, layers: int = 0) -> dict[str, Field]:
         """What it stores as a codec, which is told of layers, or looks at when it selects: of that, the signs and their centre."""
         dim, half, code = shape.head_dim, torch.float16, torch.uint8
-        near = {"signs": Field((page, dim // 8), code), "median": Field((dim,), half)}
+        near = {"signs": Field((page, dim // 8), code, resident=True), "median": Field((dim,), half, resident=True)}
         scales = {f"{x}_{y}": Field((page, dim // _block(dim)), half) for x in "kv" for y in ("low", "step")}
         whole = near | {"reach": Field((dim,), half), "k": Field((page, dim // 4), code), "v": Field((page, dim // 4), code), **scales}
         return whole if layers else near
