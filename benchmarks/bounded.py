@@ -31,15 +31,16 @@ from longspool.plan import resolve
 from longspool.recipe import parse
 from longspool.values import Step
 from longspool.values.flow import Ask
+from longspool.values.step import Phase
 
 LAYERS, CHUNK, BUDGET = 2, 512, 2048
 PROMPTS = (f"keydiff(budget={BUDGET}, when='chunk')", f"snapkv(budget={BUDGET}, when='chunk')", "streaming(window=2044)", "dense")
 ANSWERS = ("longflow(budget=512)", "dense")
 
 
-def step(ids: list[int], first: int, total: int, phase: str) -> Step:
+def step(ids: list[int], first: int, total: int, phase: Phase) -> Step:
     end = first + len(ids)
-    return Step(torch.tensor(ids), torch.arange(first, end), (0, len(ids)), (total,), phase, (end >= total,))  # type: ignore[arg-type]
+    return Step(torch.tensor(ids), torch.arange(first, end), (0, len(ids)), (total,), phase, (end >= total,))
 
 
 def prompts(tokens: int, file: Path) -> None:

@@ -12,12 +12,13 @@ import argparse
 import json
 import math
 import sys
+from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from benchmarks import store
 from longspool import LLM
+from longspool.bench.bench import Bench, Score
 from longspool.bench.quality import Mean
-from longspool.bench.trial import Bench, Score
 from longspool.errors import PlanError
 from longspool.method import registry
 
@@ -38,31 +39,30 @@ def recipes() -> list[str]:
     return list(dict.fromkeys(r for t in trials for r in (t.recipe, t.control, *t.beats) if r)) + list(STACKS)
 
 
-def row(score: Score, dense: Score, llm: LLM) -> dict[str, object]:
-    """One recipe's numbers."""
-    shape, steps = llm.model.shape, sum(len(r.steps) for r in score.runs)
-    read = sum(did.get("tokens_read", 0.0) for did in score.actions.values())
-    kept = fmean(r.kept for r in score.runs)
-    rows = shape.layers * shape.kv_heads
-    worse = fmean(q.nll for q in score.texts) - fmean(q.nll for q in dense.texts)
-    return {
-        "recipe": score.recipe,
-        "bytes": round(score.share, 4),
-        "read": round((read / steps if read else kept) / rows),
-        "kl": round(fmean(score.kl), 5),
-        "kl_error": round(Mean.of(score.kl).error, 5),
-        "top1": round(score.top1, 4),
-        "perplexity": round(math.exp(worse), 4),
-        "step_ms": round(score.step * 1e3, 2),
-    }
+@dataclass(frozen=True)
+class Row:
+    """One recipe's numbers: bytes held as a part of dense fp16's, tokens that a row reads at a step, divergence from dense in nats a token
+    with its standard error, agreement with dense's most likely token, perplexity as a multiple of dense's."""
 
+    recipe: str
+    bytes: float
+    read: int
+    kl: float
+    kl_error: float
+    top1: float
+    perplexity: float
+    step_ms: float
 
-def marked(rows: list[dict[str, object]]) -> None:
-    """Say of each row whether it is on a frontier."""
-    for one in rows:
-        for name in ("bytes", "read"):
-            better = [o for o in rows if o[name] <= one[name] and o["kl"] < one["kl"]]  # type: ignore[operator]
-            one[f"best_for_{name}"] = not better
+    @staticmethod
+    def of(score: Score, dense: Score) -> Row:
+        kl, worse = Mean.of(score.kl), fmean(q.nll for q in score.texts) - fmean(q.nll for q in dense.texts)
+        quality = round(kl.mean, 5), round(kl.error, 5), round(score.top1, 4), round(math.exp(worse), 4)
+        return Row(score.recipe, round(score.share, 4), round(score.read), *quality, round(score.step * 1e3, 2))
+
+    def best(self, rows: list[Row]) -> str:
+        """On which frontiers it is."""
+        cheaper = {"bytes": [r for r in rows if r.bytes <= self.bytes], "read": [r for r in rows if r.read <= self.read]}
+        return " and ".join(name for name, others in cheaper.items() if all(r.kl >= self.kl for r in others))
 
 
 def main() -> None:
@@ -73,26 +73,25 @@ def main() -> None:
     parser.add_argument("--forced", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    llm, length, rows = LLM("smollm2"), LENGTHS[args.length], []
+    llm, length = LLM("smollm2"), LENGTHS[args.length]
+    rows: list[Row] = []
     bench = Bench(llm, args.texts, args.seed, forced=args.forced)
     dense = bench.score("dense", "text", length)
     for recipe in ["dense", *(args.recipes or recipes())]:
         try:
-            rows.append(row(bench.score(recipe, "text", length), dense, llm))
+            rows.append(Row.of(bench.score(recipe, "text", length), dense))
         except PlanError as error:
             print(f"{recipe}: {error}", file=sys.stderr)
             continue
-        print(json.dumps(rows[-1]), flush=True)
+        print(json.dumps(asdict(rows[-1])), flush=True)
     bench.close()
-    marked(rows)
     about = {"length": length, "texts": args.texts, "forced": args.forced, "seed": args.seed}
-    RESULT.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
-    print("\n| recipe | bytes | tokens read | divergence | top-1 | perplexity | step |\n| --- | --- | --- | --- | --- | --- | --- |")
-    for one in sorted(rows, key=lambda r: r["kl"]):  # type: ignore[arg-type,return-value]
-        best = " *" if one["best_for_bytes"] or one["best_for_read"] else ""
+    RESULT.write_text(json.dumps(about | {"rows": [asdict(r) | {"best_for": r.best(rows)} for r in rows]}, indent=1) + "\n")
+    print("\n| recipe | bytes | tokens read | divergence | top-1 | perplexity | step | best for |\n" + "| --- " * 8 + "|")
+    for r in sorted(rows, key=lambda r: r.kl):
         print(
-            f"| `{one['recipe']}`{best} | {one['bytes']:.1%} | {one['read']:,} | {one['kl']} ± {one['kl_error']} | {one['top1']:.1%} | "
-            f"{one['perplexity']:.3f}x | {one['step_ms']} ms |"
+            f"| `{r.recipe}` | {r.bytes:.1%} | {r.read:,} | {r.kl} ± {r.kl_error} | {r.top1:.1%} | {r.perplexity:.3f}x | {r.step_ms} ms | "
+            f"{r.best(rows)} |"
         )
 
 

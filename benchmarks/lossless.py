@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from benchmarks.prompts import english
 from longspool import LLM
+from longspool.bench.texts import english
 
 
 def prompts(llm: LLM, count: int, tokens: int) -> list[list[int]]:

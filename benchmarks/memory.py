@@ -10,8 +10,8 @@ import json
 
 import torch
 
-from benchmarks.prompts import english
 from longspool import LLM
+from longspool.bench.texts import english
 from longspool.engine.forward import forward
 from longspool.memory import dense_bytes
 from longspool.values import Step

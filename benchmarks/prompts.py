@@ -74,15 +74,10 @@ def read(path: Path) -> Prompts:
     return Prompts(raw["text"], [Needle(**n) for n in raw["needles"]], raw["pieces"])
 
 
-def english() -> str:
-    """The reference pages that every Python carries."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name].strip() for name in sorted(topics))
-
-
 def make(model: Path) -> Prompts:
     from transformers import AutoTokenizer
+
+    from longspool.bench.texts import english
 
     tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
     ids = tokenizer(english(), add_special_tokens=False)["input_ids"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import kernels, machine, peers, prompts, run, shape_1b, shape_model, store, table, worker
+from longspool.bench.texts import english
 
 MACHINE = {"processor": "P", "cores": 2, "instructions": "avx2", "memory_gib": 8, "system": "Linux 6", "python": "3.12"}
 CEILING = {"read_gbs": 30.0, "sgemm_gflops": 150.0, "threads": 2}
@@ -194,7 +195,7 @@ def test_prompts_are_exact(tmp_path: Path) -> None:
     again = prompts.read(tmp_path / "p.json")
     assert again == made and again.sha == made.sha
     assert len(made.forced(7680)) == prompts.FORCED and made.prompt(1024) == made.prompt(4096)[:1024]
-    assert prompts.english().startswith(made.decode(made.prompt(200)))
+    assert english().startswith(made.decode(made.prompt(200)))
     assert len({n.answer for n in made.needles}) == len(made.needles)
     for needle in made.needles:
         text = made.decode(needle.ids)

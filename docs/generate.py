@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from longspool.catalogue import Entry, methods
 from longspool.cli.listing import markdown
@@ -59,7 +61,7 @@ def _measured() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cost(costs: dict | None) -> list[str]:  # type: ignore[type-arg]
+def _cost(costs: Mapping[str, Any] | None) -> list[str]:
     if costs is None:
         return ["", "", ""]
     step = costs["step_ms"][1] / costs["dense_ms"][1]

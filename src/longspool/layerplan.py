@@ -91,6 +91,11 @@ class LayerPlan:
         return max((m.needs().recent for m in self.methods if isinstance(m, Decode)), default=0)
 
     @functools.cached_property
+    def queries(self) -> int:
+        """How many of the last queries are kept: what methods want, also after a rollback."""
+        return self.needs.queries and self.needs.queries + self.rollback
+
+    @functools.cached_property
     def weighted(self) -> bool:
         """Whether stored entries carry a log-weight."""
         return any(m.merges for m in self.chain(Evict))

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from . import kernels
 from .engine.request import Finish, Request
 from .memory import Fits, Ledger, Pools, dense_bytes
+from .memory.view import acted
 
 _DROPPED = ("evicted", "dropped", "pruned")
 """The engine's counters of tokens that a seat has taken away."""
@@ -102,7 +103,7 @@ def _bytes(request: Request, ledger: Ledger, fits: Fits) -> Bytes:
 def _notes(request: Request) -> tuple[str, ...]:
     """What must not stay hidden: a method that was asked for and did nothing, and one whose choices suit this question only."""
     did = {m: request.actions.get(m.slug, {}) for m in request.plan.methods}
-    idle = [m.slug for m, counted in did.items() if not any(counted.values())]
+    idle = [m.slug for m, counted in did.items() if not acted(counted)]
     partial = [m.slug for m, counted in did.items() if m.aware() and any(counted.get(name) for name in _DROPPED)]
     damaged = (
         (f"A page of its memory on the disk was damaged ({request.damaged}x); the memory was dropped and computed again.",)

@@ -39,9 +39,10 @@ def test_a_needle_is_hidden_asked_for_and_answered(llm: LLM, aware: bool) -> Non
         answer = llm.tokenizer.decode(text.ids[text.scored :]).strip()
         context, rest = (llm.tokenizer.decode(part) for part in (text.ids[: text.prompt], text.ids[text.prompt : text.scored]))
         key = words.split("What is the special magic number for ")[1].split(" mentioned")[0]
-        assert text.scored == 900 and answer.isdigit() and len(answer) == 7
+        assert answer.isdigit() and len(answer) == 7
+        assert len(llm.tokenizer.encode(f" {answer}")) == len(text.ids) - 900  # what comes before the digits is fed, not asked for
         assert words.count(f"One of the special magic numbers for {key} is: {answer}.") == 1
-        assert ("What is the special" in context) == aware == (rest == "")
+        assert ("What is the special" in context) == aware == (rest.strip() == "")
         place = words.index("One of the special magic numbers") / words.index("What is the special")
         assert abs(place - (number + 0.5) / 6) < 0.45  # at the sentence's end that is nearest to its depth
     assert len({llm.tokenizer.decode(t.ids[t.scored :]) for t in texts}) == 6

@@ -14,12 +14,14 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from longspool import LLM
-from longspool.bench.trial import Bench, tried
+from longspool.bench.bench import Bench
+from longspool.bench.trial import Line, tried
 from longspool.bench.verify import costs, crossing_of, verify
 from longspool.cli.main import app
 from longspool.errors import LongspoolError
-from longspool.method import Method, Paper, Trial, registry
+from longspool.method import Cost, Method, Paper, Trial, registry
 from longspool.methods.evict.base import ScoreEvict
+from longspool.methods.select.topk import TopK
 from longspool.roles import View
 
 CONTROL = "blind(budget=96)"
@@ -45,11 +47,13 @@ class Blinder(Blind):
 
 
 @dataclass(frozen=True)
-class Seeing(Blind):
-    """Gives a hundredth up where its control gives up a quarter."""
+class Seeing(TopK):
+    """Reads what is attended to most."""
 
     trials: ClassVar[tuple[Trial, ...]] = (
-        Trial("seeing(budget=396)", CONTROL, ("streaming(sinks=4, window=60)",), length=400, within=1.0, claim="It sees."),
+        Trial(
+            "seeing(budget=96)", "random_select(budget=96)", ("streaming(sinks=4, window=28)",), length=400, within=1.0, claim="It sees."
+        ),
     )
 
 
@@ -81,19 +85,43 @@ def passed(bench: Bench, slug: str) -> list[bool]:
 
 
 def test_only_what_works_passes(bench: Bench) -> None:
-    assert passed(bench, "seeing") == [True, True, True, True]
-    assert passed(bench, "blinder") == [True, False]
+    assert passed(bench, "seeing") == [True] * 5
+    assert passed(bench, "blinder") == [True, True, False]
     assert passed(bench, "idle")[0] is False
 
 
+def lines(bench: Bench, trial: Trial, what: str) -> list[Line]:
+    return [line for line in tried(bench, trial) if what in line.what]
+
+
+def test_a_method_spends_no_more_than_its_control(bench: Bench) -> None:
+    (more,) = lines(bench, Trial("blinder(budget=192)", CONTROL, length=400), "bytes held")
+    (read,) = lines(bench, Trial("quest(budget=320, dense=0)", "random_select(budget=48)", length=400), "tokens read")
+    (same,) = lines(bench, Trial("random_select(budget=96)", "random_select(budget=96)", length=400), "tokens read")
+    assert not more.ok and not read.ok and same.ok and same.method == same.baseline
+
+
+def test_an_encoder_holds_the_bytes_that_it_claims(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial("int8(window=0)", within=1.0, length=512)
+    (fair,) = lines(bench, trial, "bytes held")
+    monkeypatch.setattr(registry()["int8"], "cost", lambda self, shape: Cost(device=8.0))
+    (false,) = lines(bench, trial, "bytes held")
+    assert fair.ok and not false.ok
+
+
+def test_a_place_takes_bytes_off_the_device(bench: Bench) -> None:
+    (away,) = lines(bench, Trial("headinfer", on="exact", length=300), "not on the device")
+    assert away.ok and int(away.method.replace(",", "")) > 0
+
+
 def test_needles_need_a_model_that_finds_them(bench: Bench) -> None:
-    (line,) = list(tried(bench, Trial("seeing(budget=600)", CONTROL, on="agnostic", length=700)))[1:]
+    *_, line = tried(bench, Trial("seeing(budget=600)", CONTROL, on="agnostic", length=700))
     assert not line.ok and line.what == "needles that dense finds"
 
 
 def test_exact_is_token_for_token(bench: Bench) -> None:
-    (same,) = tried(bench, Trial("vericache(blind(budget=96))", on="exact", length=300))
-    (other,) = tried(bench, Trial(CONTROL, on="exact", length=300))
+    *_, same = tried(bench, Trial("vericache(blind(budget=96))", on="exact", length=300))
+    *_, other = tried(bench, Trial(CONTROL, on="exact", length=300))
     assert same.ok and same.method == "4" and not other.ok
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from ..engine.forward import forward
 from ..llm import LLM
 from ..memory import Memory, dense_bytes
-from ..method import Needs
+from ..method import Method, Needs
 from ..plan import Plan, resolve
+from ..roles import Select
 from ..values import Step
 from ..values.flow import Ask
 from ..values.step import Phase
@@ -30,12 +31,14 @@ QUERIES = 128
 @dataclass(frozen=True)
 class Run:
     """What a recipe made of a text: logits fp32 [n, V] that predict the scored tokens; when the prompt had settled, the bytes held by
-    tier, those of dense fp16, and the tokens kept over all layers and KV heads; its methods' counters; the seconds of each step decoded."""
+    tier, those of dense fp16, and the tokens kept over all layers and KV heads; the tokens that a row read at a step on average; its
+    methods' counters; the seconds of each step decoded."""
 
     logits: Tensor
     bytes: Mapping[str, int]
     dense: int
     kept: int
+    read: float
     actions: Mapping[str, Mapping[str, float]]
     steps: tuple[float, ...]
 
@@ -65,7 +68,7 @@ class Reading:
             kept = sum(int(rows.sum()) for rows in memory.tokens())
             rows, seconds = self._fed(memory, last)
             actions = {name: dict(did) for name, did in memory.actions.items()}
-            return Run(rows, held, dense, kept, actions, seconds)
+            return Run(rows, held, dense, kept, _read(memory, actions), actions, seconds)
         finally:
             memory.free()
 
@@ -96,6 +99,17 @@ class Reading:
             rows += forward(self.llm.model, [Ask(_step(self.text, at, at + 1), memory)])
             seconds.append(time.perf_counter() - begun)
         return torch.cat(rows)[self.text.scored - self.text.prompt :].clone(), tuple(seconds)
+
+
+def _read(memory: Memory, actions: Mapping[str, Mapping[str, float]]) -> float:
+    """Tokens that a row reads at a step: all recent ones, and of the settled ones what a selection takes on average."""
+    total = 0.0
+    for layer, (own, tokens) in enumerate(zip(memory.layers, memory.tokens(), strict=True)):
+        settled, select = float(own.rows().length.sum()), memory.plan.layers[layer].one(Select)
+        did = actions.get(select.slug) if isinstance(select, Method) else None
+        part = did["tokens_read"] / did["tokens_stored"] if did and did.get("tokens_stored") else 1.0
+        total += float(tokens.sum()) - settled + part * settled
+    return total / sum(len(tokens) for tokens in memory.tokens())
 
 
 def _step(text: Text, first: int, end: int) -> Step:

@@ -72,4 +72,5 @@ def _needle(tokenizer: Tokenizer, hay: list[int], depth: float, length: int, dra
     cut = min(ends, key=lambda i: abs(i - depth * room))
     context = head + straw[:cut] + needle + straw[cut:]
     ids = context + tail
-    return Text((*ids, *said), len(ids) if aware else len(context), len(ids), depth)
+    blanks = next(i for i, token in enumerate(said) if tokenizer.decode([token]).strip())  # a line break is as good an answer's begin
+    return Text((*ids, *said), len(ids) if aware else len(context), len(ids) + blanks, depth)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean, median
+from dataclasses import dataclass
 
-from ..errors import LongspoolError
-from ..llm import LLM
-from ..memory import fitted_in
-from ..method import Trial
+from ..memory.view import acted
+from ..method import Method, Trial
 from ..recipe import parse
-from .quality import Mean, Quality, gain, quality
-from .reading import Reading, Run
-from .texts import Text, needles, prose
+from ..report import Report
+from ..roles import Admit, Encode, Evict, Place, Role, Select
+from ..values import Shape
+from .bench import Actions, Bench, Score, added
+from .quality import Mean, gain
+from .texts import prose
 
-Progress = Callable[[float, str], None]
-FORCED, ANSWERS, NEEDLES = 32, 32, 12
+ANSWERS = 32
+SLACK = 1.1  # what page ends and windows may add to a budget
 
 
 @dataclass(frozen=True)
@@ -31,175 +30,133 @@ class Line:
     ok: bool
 
 
-@dataclass(frozen=True)
-class Score:
-    """A recipe over all texts."""
-
-    recipe: str
-    texts: tuple[Quality, ...]
-    runs: tuple[Run, ...] = field(repr=False)
-
-    @property
-    def kl(self) -> list[float]:
-        return [q.kl for q in self.texts]
-
-    @property
-    def missed(self) -> list[float]:
-        return [float(not q.found) for q in self.texts]
-
-    @property
-    def top1(self) -> float:
-        return fmean(q.top1 for q in self.texts)
-
-    @property
-    def share(self) -> float:
-        """Bytes held, as a part of dense's."""
-        return fmean(r.share for r in self.runs)
-
-    @property
-    def step(self) -> float:
-        """Seconds a decoding step takes, in the middle of all."""
-        return median(s for r in self.runs for s in r.steps)
-
-    @property
-    def actions(self) -> dict[str, dict[str, float]]:
-        """The counters of all texts together."""
-        total: dict[str, dict[str, float]] = {}
-        for run in self.runs:
-            for name, did in run.actions.items():
-                own = total.setdefault(name, {})
-                for what, amount in did.items():
-                    own[what] = own.get(what, 0.0) + amount
-        return total
-
-
-class Bench:
-    """Texts that are read once, and the recipes that were tried on them. `count` texts for a divergence; needles are twelve."""
-
-    def __init__(self, llm: LLM, count: int = 8, seed: int = 0, progress: Progress | None = None, forced: int = FORCED) -> None:
-        if count < 2:
-            raise LongspoolError(f"texts={count} must be at least 2: one text has no spread.")
-        self.llm, self.count, self.seed, self.progress, self.forced = llm, count, seed, progress, forced
-        self._texts: dict[tuple[str, int], list[Reading]] = {}
-        self._scores: dict[tuple[str, str, int, int], Score] = {}
-
-    def score(self, recipe: str, on: str, length: int, chunk: int = 0) -> Score:
-        """A recipe on all texts of a kind and length; measured once."""
-        key = (recipe, on, length, chunk)
-        if key not in self._scores:
-            self._fitted(recipe)
-            dense = None if recipe == "dense" else self.score("dense", on, length)
-            runs = []
-            for i, reading in enumerate(readings := self.readings(on, length)):
-                self.tell(i / len(readings), f"{recipe}: {'needles' if on != 'text' else 'texts'} of {length:,} tokens")
-                runs.append(reading.under(recipe, chunk))
-            theirs = runs if dense is None else dense.runs
-            made = tuple(quality(r.text, run, own) for r, run, own in zip(readings, runs, theirs, strict=True))
-            self._scores[key] = Score(recipe, made, tuple(runs))
-        return self._scores[key]
-
-    def _fitted(self, recipe: str) -> None:
-        """Fit the methods that want it and were not; they see none of the texts that are measured on."""
-        for method in fitted_in([item.method for item in parse(recipe)]):
-            if not self.llm.owner.place(method).is_file():
-                self.llm.fit(str(method), progress=functools.partial(self.tell, text=f"fitting {method.slug}"))
-
-    def tell(self, share: float, text: str) -> None:
-        """Say how far the present work has come."""
-        if self.progress is not None:
-            self.progress(share, text)
-
-    def close(self) -> None:
-        """Give the memories of all texts back."""
-        for readings in self._texts.values():
-            for reading in readings:
-                reading.close()
-        self._texts.clear()
-
-    def readings(self, on: str, length: int) -> list[Reading]:
-        """The texts of a kind and length. Each keeps its dense memory from its first use to the end."""
-        if (on, length) not in self._texts:
-            self._texts[on, length] = [Reading(self.llm, text) for text in self._made(on, length)]
-        return self._texts[on, length]
-
-    def _made(self, on: str, length: int) -> list[Text]:
-        tokenizer = self.llm.tokenizer
-        if on == "text":
-            return prose(tokenizer, self.count, length, self.forced, self.seed)
-        return needles(tokenizer, NEEDLES, length, self.seed, on == "aware")
-
-
 def tried(bench: Bench, trial: Trial) -> Iterator[Line]:
     """The lines of one trial."""
     if trial.on == "exact":
-        yield _exact(bench, trial)
+        yield from _exact(bench, trial)
         return
     dense = bench.score("dense", trial.on, trial.length)
     mine = bench.score(trial.recipe, trial.on, trial.length, trial.chunk)
-    yield _acted(mine)
+    yield _acts(trial, mine.actions)
+    yield from _budgets(bench, trial, mine)
     if trial.on == "text":
-        yield from _closer(bench, trial, dense, mine)
+        yield from _closer(bench, trial, mine)
     else:
         yield from _finds(bench, trial, dense, mine)
 
 
-def _acted(mine: Score) -> Line:
+def claimed(recipe: str, shape: Shape) -> float:
+    """Bytes that its methods say a kept token of one layer and KV head takes; where none encodes or places it, it is raw beside."""
+    methods = _methods(recipe)
+    told = sum(m.cost(shape).device + m.cost(shape).host for m in methods)
+    return told if any(isinstance(m, Encode | Place) for m in methods) else told + 4 * shape.head_dim
+
+
+def _methods(recipe: str) -> list[Method]:
+    return [item.method for item in parse(recipe)]
+
+
+def _sits(recipe: str, *seats: type[Role]) -> bool:
+    """Whether the recipe has a method on one of the seats."""
+    return any(isinstance(m, seats) for m in _methods(recipe))
+
+
+def _acts(trial: Trial, actions: Actions) -> Line:
     """A method that did nothing is as good as dense for no merit of its own."""
-    did = "; ".join(
-        f"{name}: " + ", ".join(f"{what} {n:,.0f}" for what, n in c.items()) for name, c in mine.actions.items() if any(c.values())
-    )
-    return Line("did something", "", did, "counters above zero", bool(did))
+    did = {m.slug: actions.get(m.slug, {}) for m in _methods(trial.recipe)}
+    told = "; ".join(f"{name}: " + ", ".join(f"{what} {n:,.0f}" for what, n in own.items()) for name, own in did.items())
+    return Line("each method made a difference", "", told, "by its counters", all(map(acted, did.values())))
 
 
-def _closer(bench: Bench, trial: Trial, dense: Score, mine: Score) -> Iterator[Line]:
-    own = f"{Mean.of(mine.kl)} (top-1 {mine.top1:.1%}, {mine.share:.1%} of the bytes)"
-    for rival in filter(None, (trial.control, *trial.beats)):
-        theirs = bench.score(rival, trial.on, trial.length, trial.chunk)
-        lead = gain(theirs.kl, mine.kl)
-        blind = rival == trial.control
-        bar = "lower by more than 2 standard errors" if blind else "not higher"
+def _budgets(bench: Bench, trial: Trial, mine: Score) -> Iterator[Line]:
+    """That the method spends no more than its control, and what it says that it does."""
+    recipe = trial.recipe
+    if trial.control:
+        control = bench.score(trial.control, trial.on, trial.length, trial.chunk)
+        if _sits(recipe, Admit, Evict):
+            yield _spends("bytes held, as a part of dense", control.share, mine.share, "{:.1%}".format)
+        if _sits(recipe, Select):
+            yield _spends("tokens read a step", control.read, mine.read, "{:,.0f}".format)
+    if _sits(recipe, Encode):
+        told, shape = claimed(recipe, bench.llm.model.shape), bench.llm.model.shape
+        most = min(SLACK * told, 4 * shape.head_dim)
         yield Line(
-            f"divergence from dense, nats a token, against {rival}",
-            f"{Mean.of(theirs.kl)} (top-1 {theirs.top1:.1%}, {theirs.share:.1%} of the bytes)",
-            own,
-            f"{bar}: {lead}",
-            lead.clear if blind else lead.mean >= 0,
+            "bytes held for a kept token, against those claimed",
+            f"{told:.0f}",
+            f"{mine.held:.0f}",
+            f"at most {most:.0f}",
+            mine.held <= most,
         )
+    if _sits(recipe, Place):
+        yield Line("bytes that are not on the device", "0", f"{mine.away:,}", "above 0", mine.away > 0)
+
+
+def _spends(what: str, control: float, mine: float, said: Callable[[float], str]) -> Line:
+    return Line(f"{what}, against the control", said(control), said(mine), f"at most {SLACK} times as many", mine <= SLACK * control)
+
+
+def _closer(bench: Bench, trial: Trial, mine: Score) -> Iterator[Line]:
+    """Divergence from dense."""
+
+    def told(score: Score) -> str:
+        return f"{Mean.of(score.kl)} (top-1 {score.top1:.1%}, {score.share:.1%} of the bytes)"
+
+    for rival, theirs in _rivals(bench, trial):
+        yield _better(trial, rival, "divergence from dense, nats a token", "lower", gain(theirs.kl, mine.kl), told(theirs), told(mine))
     if trial.within is not None:
-        yield Line(f"divergence of {trial.recipe}", "", own, f"at most {trial.within:g}", Mean.of(mine.kl).mean <= trial.within)
+        yield Line(
+            "divergence from dense, nats a token", "", told(mine), f"at most {trial.within:g}", Mean.of(mine.kl).mean <= trial.within
+        )
 
 
 def _finds(bench: Bench, trial: Trial, dense: Score, mine: Score) -> Iterator[Line]:
-    """Needles count where dense finds them."""
+    """Needles, of those that dense finds."""
     known = [i for i, q in enumerate(dense.texts) if q.found]
     if len(known) < 2:
-        yield Line("needles that dense finds", str(len(known)), "", "at least 2", False)
+        yield Line("needles that dense finds", f"{len(known)}", "", "at least 2", False)
         return
-    missed = [mine.missed[i] for i in known]
-    own = f"{len(known) - sum(missed):.0f} of {len(known)}"
+
+    def missed(score: Score) -> list[float]:
+        return [score.missed[i] for i in known]
+
+    def told(score: Score) -> str:
+        return f"{len(known) - sum(missed(score)):.0f} of {len(known)}"
+
+    what = f"needles found, the question {'known' if trial.on == 'aware' else 'unknown'} to the method"
+    for rival, theirs in _rivals(bench, trial):
+        yield _better(trial, rival, what, "more", gain(missed(theirs), missed(mine)), told(theirs), told(mine))
+
+
+def _rivals(bench: Bench, trial: Trial) -> Iterator[tuple[str, Score]]:
+    """The control and the recipes that it must not be worse than."""
     for rival in filter(None, (trial.control, *trial.beats)):
-        score = bench.score(rival, trial.on, trial.length, trial.chunk)
-        theirs = [score.missed[i] for i in known]
-        lead, blind = gain(theirs, missed), rival == trial.control
-        yield Line(
-            f"needles found ({'the question known' if trial.on == 'aware' else 'the question unknown'}), against {rival}",
-            f"{len(known) - sum(theirs):.0f} of {len(known)}",
-            own,
-            f"{'more by over 2 standard errors' if blind else 'not fewer'}: {lead}",
-            lead.clear if blind else lead.mean >= 0,
-        )
+        yield rival, bench.score(rival, trial.on, trial.length, trial.chunk)
 
 
-def _exact(bench: Bench, trial: Trial) -> Line:
+def _better(trial: Trial, rival: str, what: str, way: str, lead: Mean, theirs: str, mine: str) -> Line:
+    """Clearly better than the control, not worse than the others."""
+    blind = rival == trial.control
+    bar = f"{way} by more than 2 standard errors" if blind else "not worse"
+    return Line(f"{what}, against {rival}", theirs, mine, f"{bar}: {lead}", lead.clear if blind else lead.mean >= 0)
+
+
+def _exact(bench: Bench, trial: Trial) -> Iterator[Line]:
     """Greedy answers are dense's, token for token."""
     texts = prose(bench.llm.tokenizer, bench.count, trial.length, 0, bench.seed)
-    same = 0
+    same, reports = 0, []
     for i, text in enumerate(texts):
         bench.tell(i / len(texts), f"{trial.recipe}: answers to {trial.length:,} tokens")
-        plain, other = (_answer(bench.llm, text.ids, recipe) for recipe in ("dense", trial.recipe))
+        plain, _ = _answer(bench, text.ids, "dense")
+        other, report = _answer(bench, text.ids, trial.recipe)
         same += plain == other
-    return Line(f"answers of {ANSWERS} tokens equal to dense's", f"{len(texts)}", f"{same}", "all", same == len(texts))
+        reports.append(report)
+    yield _acts(trial, added(r.actions for r in reports))
+    if _sits(trial.recipe, Place):
+        away = sum(r.memory.host_bytes + r.memory.disk_bytes for r in reports)
+        yield Line("bytes that are not on the device", "0", f"{away:,}", "above 0", away > 0)
+    yield Line(f"answers of {ANSWERS} tokens equal to dense's", f"{len(texts)}", f"{same}", "all", same == len(texts))
 
 
-def _answer(llm: LLM, ids: Sequence[int], recipe: str) -> tuple[int, ...]:
-    return llm.generate(list(ids), max_tokens=ANSWERS, ignore_eos=True, recipe=recipe)[0].tokens
+def _answer(bench: Bench, ids: Sequence[int], recipe: str) -> tuple[tuple[int, ...], Report]:
+    result = bench.llm.generate(list(ids), max_tokens=ANSWERS, ignore_eos=True, recipe=recipe)[0]
+    return result.tokens, result.report

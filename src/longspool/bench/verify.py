@@ -16,9 +16,8 @@ from .. import __version__
 from ..errors import LongspoolError
 from ..method import registry
 from ..recipe import parse
-from ..roles import Encode, Place
-from ..values import Shape
-from .trial import Bench, Line, tried
+from .bench import Bench
+from .trial import Line, claimed, tried
 
 LENGTHS = (1024, 4096)
 
@@ -102,14 +101,7 @@ def costs(bench: Bench, recipe: str, lengths: tuple[int, int] = LENGTHS) -> Cost
     shape, crossing = llm.model.shape, crossing_of(times["dense"], times[recipe], lengths)
     held, dense = sum(run.bytes.values()) / run.kept, run.dense / (shape.layers * shape.kv_heads * lengths[1])
     steps = lengths, _pair(times[recipe]), _pair(times["dense"])
-    return Costs(recipe, _claimed(recipe, shape, dense), held, dense, run.share, *steps, crossing)
-
-
-def _claimed(recipe: str, shape: Shape, raw: float) -> float:
-    """What the methods say that a token takes; where none encodes or places it, it is raw beside."""
-    methods = [item.method for item in parse(recipe)]
-    told = sum(m.cost(shape).device + m.cost(shape).host for m in methods)
-    return told if any(isinstance(m, Encode | Place) for m in methods) else told + raw
+    return Costs(recipe, claimed(recipe, shape), held, dense, run.share, *steps, crossing)
 
 
 def _pair(values: list[float]) -> tuple[float, float]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def verified(slugs: list[str], every: bool, model: str, texts: int, seed: int, out: Path | None, as_json: bool) -> bool:
     """Verify the methods one after another, printing as they come. Whether all of them passed."""
-    from ..bench.trial import Bench
+    from ..bench.bench import Bench
     from ..bench.verify import known, record, verify
 
     names = known(slugs, every)

@@ -144,8 +144,7 @@ def _side(layer: LayerPlan, shape: Shape, tokens: int) -> int:
 
 
 def _queries(layer: LayerPlan, shape: Shape) -> int:
-    keep = layer.needs.queries and layer.needs.queries + layer.rollback
-    return 2 * keep * shape.heads * shape.head_dim * 4
+    return 2 * layer.queries * shape.heads * shape.head_dim * 4
 
 
 def _slack(layer: LayerPlan) -> int:

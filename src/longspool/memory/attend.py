@@ -19,12 +19,8 @@ from .layer import LayerMemory
 from .mass import observe
 from .near import at_home
 from .pattern import attend_pattern, blocks_of
-from .raw import Raw
-from .selection import merged, selected
+from .selection import Part, merged, selected
 from .view import LayerView
-
-Part = tuple[Tensor, Tensor]
-
 
 Fresh = tuple[Tensor, Tensor, Tensor]
 """k and v [R * n, D] of new tokens in the order of rows, and where each row's begin among these; see attend_rows."""
@@ -169,9 +165,8 @@ def attend_store(memory: LayerMemory, q: Tensor, store: Store, rows: Rows, reach
         fused = memory.encode.attend(q, store, rows, reach, memory.span, memory.shape)
         if fused is not None:
             return fused
-    if isinstance(memory.encode, Raw) and store.page >= LANES:
-        where = (store["k"], store["v"], rows.table, rows.length)
-        return attend_rows(q, *where, *bounds, s.scale, softcap=s.softcap, weight=store["weight"])
+    if memory.plan.weighted and store.page >= LANES and (plain := memory.encode.plain(store)) is not None:
+        return attend_rows(q, *plain, rows.table, rows.length, *bounds, s.scale, softcap=s.softcap, weight=store["weight"])
     k, v, local, pages = materialise(memory, store, rows)
     weight = store["weight"][pages] if memory.plan.weighted else None
     if store.page < LANES:

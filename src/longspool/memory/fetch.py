@@ -49,7 +49,7 @@ def fetched(group: Sequence[LayerMemory], rows: Rows, lo: int, hi: int, keep: bo
         yield home, rows
         return
     grain = max(rows.grain, piece(memory.plan))  # what is read of larger pieces keeps its place in them
-    stage, used, share, per = memory.pools.stage(memory.plan, grain), _used(rows), rows.count // len(group), grain // rows.grain
+    stage, used, share, per = memory.pools.stage(memory.plan, grain), rows.used, rows.count // len(group), grain // rows.grain
     loans: list[_Loan] = []
     try:
         table = torch.full(rows.table.shape, -1, dtype=torch.int32)
@@ -136,7 +136,7 @@ def materialise(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, 
     """Rows decoded into a pool of their own: k [S, D, W], v [S, W, D], the rows over it, and the S source pages."""
     where, local = pages_of(rows, store.page)
     k, v = memory.encode.read(store, where, memory.span)
-    return k, v, Rows(local, rows.length, rows.grain), where
+    return k, v, local, where
 
 
 def picked(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor | None]:
@@ -146,7 +146,7 @@ def picked(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, Tenso
     page, wide = store.page, -(-rows.table.shape[1] // store.page)
     if (plain := memory.encode.plain(store)) is not None:
         k, v = take_tokens(*plain, rows.table, rows.length)
-    elif (tokens := memory.encode.take(store, rows.table[_used(rows)].long(), memory.span)) is not None:
+    elif (tokens := memory.encode.take(store, rows.table[rows.used].long(), memory.span)) is not None:
         k, v = (_paged(x, rows, page) for x in tokens)
         k = k.transpose(1, 2).contiguous()
     else:
@@ -167,7 +167,7 @@ def _paged(x: Tensor, rows: Rows, page: int) -> Tensor:
     """Tokens [S, D] of single-token rows, row after row, as pages of their own [R * C, W, D]."""
     most = -(-rows.table.shape[1] // page) * page
     out = x.new_zeros(rows.count, most, x.shape[1])
-    out[torch.nn.functional.pad(_used(rows), (0, most - rows.table.shape[1]))] = x
+    out[torch.nn.functional.pad(rows.used, (0, most - rows.table.shape[1]))] = x
     return out.view(-1, page, x.shape[1])
 
 
@@ -177,14 +177,13 @@ def _counted(rows: int, wide: int) -> Tensor:
     return torch.arange(rows * wide, dtype=torch.int32).view(rows, wide)
 
 
-def pages_of(rows: Rows, page: int) -> tuple[Tensor, Tensor]:
-    """The pages of `page` tokens that rows use, int64 [S], and the rows' table with these renamed to 0, 1 and so on."""
-    used = _used(rows)
-    ids = rows.table[used].long()
-    if rows.grain == page:
-        return ids, _renumbered(rows, used, torch.arange(len(ids), dtype=torch.int32))
-    held, at = torch.unique(ids // page, return_inverse=True)
-    return held, _renumbered(rows, used, (at * page + ids % page).to(torch.int32))
+def pages_of(rows: Rows, page: int) -> tuple[Tensor, Rows]:
+    """The pages of `page` tokens that rows use, int64 [S], and the rows with these renamed to 0, 1 and so on."""
+    ids, per = rows.table[rows.used].long(), page // rows.grain
+    if per == 1:
+        return ids, rows.renamed(torch.arange(len(ids)))
+    held, at = torch.unique(ids // per, return_inverse=True)
+    return held, rows.renamed(at * per + ids % per)
 
 
 def packed(k: Tensor, v: Tensor, rows: Rows, *fields: Tensor | None) -> tuple[Tensor, Tensor, Rows, list[Tensor | None]]:
@@ -194,15 +193,3 @@ def packed(k: Tensor, v: Tensor, rows: Rows, *fields: Tensor | None) -> tuple[Te
     at = torch.nn.functional.pad(rows.table, (0, wide * per - rows.table.shape[1])).clamp_min(0).long().view(count * wide, per)
     local = Rows(torch.arange(count * wide, dtype=torch.int32).view(count, wide), rows.length, PAGE)
     return k[at].transpose(1, 2).flatten(2), v[at].flatten(1, 2), local, [None if x is None else x[at].flatten(1) for x in fields]
-
-
-def _used(rows: Rows) -> Tensor:
-    """Which entries of the tables are pages in use, bool [R, P]."""
-    return torch.arange(rows.table.shape[1]) < rows.filled[:, None]
-
-
-def _renumbered(rows: Rows, used: Tensor, pages: Tensor) -> Tensor:
-    """The table with its pages in use renamed, in order."""
-    table = torch.full(rows.table.shape, -1, dtype=torch.int32)
-    table[used] = pages
-    return table

@@ -36,8 +36,7 @@ def growth(memory: LayerMemory, step: Step) -> tuple[int, int, int, int]:
 
 def _beside(memory: LayerMemory, count: int) -> int:
     """Bytes of the queries that are kept of new tokens, of the index, and of what all tokens have drawn."""
-    keep = memory.plan.needs.queries and memory.plan.needs.queries + memory.plan.rollback
-    side = min(count, keep) * memory.shape.heads * memory.shape.head_dim * 4 + index.growth(memory, count)
+    side = min(count, memory.plan.queries) * memory.shape.heads * memory.shape.head_dim * 4 + index.growth(memory, count)
     if memory.drawn is None:
         return side
     return side + (memory.longest + len(memory.pos) + count) * memory.shape.kv_heads * 4 - memory.drawn.nbytes

@@ -44,12 +44,12 @@ def scores(memory: LayerMemory, rows: Rows, step: Step, q: Tensor, dims: Tensor 
     from .fetch import pages_of
     from .near import decoded
 
-    store, table = memory.store, rows.table
+    store = memory.store
     pages = memory.encode.plain(store) if store.disk is None else None
     if pages is None:
-        where, table = pages_of(rows, store.page)
+        where, rows = pages_of(rows, store.page)
         pages = decoded(memory, where)
-    return key_scores(q.to(pages[0].device), pages[0], table, rows.length, step.spans, dims).to(q.device)
+    return key_scores(q.to(pages[0].device), pages[0], rows.table, rows.length, step.spans, dims).to(q.device)
 
 
 def recent_scores(group: Sequence[LayerMemory], step: Step, q: Tensor, dims: Tensor | None) -> Tensor:

@@ -160,8 +160,7 @@ class LayerMemory:
         self.pos.append(pos.numpy())
         self.mass = None
         self.account()
-        if (keep := self.plan.needs.queries) and (phase == "prefill" or not self.plan.evicts_prompts_only):
-            keep += self.plan.rollback
+        if (keep := self.plan.queries) and (phase == "prefill" or not self.plan.evicts_prompts_only):
             self.remember([*self.past, q[-keep:].clone()])
             if len(q) > 1 or len(self.past) > keep:
                 self.remember([torch.cat(self.past)[-keep:].clone()])
@@ -260,8 +259,8 @@ class LayerMemory:
         table, heads = self.recent.rows().table, self.shape.kv_heads
         k, v = torch.cat([k for k, _ in rows]), torch.cat([v for _, v in rows])
         append_rows(self.recent.pool["k"], self.recent.pool["v"], table, torch.from_numpy(start), k, v, torch.arange(heads + 1) * len(pos))
-        if self.plan.needs.queries and (since == 0 or not self.plan.evicts_prompts_only):
-            self.remember(list(other.past))
+        if other.past and self.plan.queries and (since == 0 or not self.plan.evicts_prompts_only):
+            self.remember([torch.cat(other.past)[-self.plan.queries :].clone()])
 
     def free(self) -> None:
         """Give every page back."""

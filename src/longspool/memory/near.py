@@ -13,6 +13,7 @@ from ..plan import LayerPlan
 from ..roles import Place, Store
 from ..values import Rows, Step
 from .cache import Cache
+from .fetch import pages_of
 from .pool import Draft
 from .pools import Pools, piece, read_fields, staged_bytes
 from .zone import Zone
@@ -42,13 +43,9 @@ def at_home(group: Sequence[LayerMemory], rows: Rows) -> tuple[Store, Rows]:
     if home.disk is None and all(name in home.away for name in fields):
         return home, rows
     grain = max(rows.grain, piece(memory.plan))
-    used, per = torch.arange(rows.table.shape[1]) < rows.filled[:, None], grain // rows.grain
-    entries = rows.table[used].long()
-    wanted, at = torch.unique(entries // per, return_inverse=True)
-    local = (at * per + entries % per).to(torch.int32)
-    table = torch.full(rows.table.shape, -1, dtype=torch.int32).masked_scatter(used, local)
+    wanted, local = pages_of(rows, grain)
     draft = Draft(grain, {name: x.cpu() for name, x in home.get(wanted, grain, tuple(fields)).items()}, home.books, home.fits)
-    return draft, Rows(table, rows.length, rows.grain)
+    return draft, local
 
 
 def cache(zone: Zone, tier: str) -> Cache | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,14 @@ Counters = dict[str, dict[str, float]]
 
 def counters() -> Counters:
     return defaultdict(lambda: defaultdict(float))
+
+
+def acted(did: Mapping[str, float]) -> bool:
+    """Whether a method's counters show that it made a difference: to look at something is none, nor is it to read all that is stored."""
+    looked = {"seen", "candidates", "tokens_stored"}
+    if did.get("tokens_read") == did.get("tokens_stored"):
+        looked.add("tokens_read")
+    return any(amount for name, amount in did.items() if name not in looked)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,17 @@ class Rows:
         return torch.div(self.length + self.grain - 1, self.grain, rounding_mode="floor")
 
     @functools.cached_property
+    def used(self) -> Tensor:
+        """Which entries of the table are pages in use, bool [R, P]."""
+        return torch.arange(self.table.shape[1]) < self.filled[:, None]
+
+    def renamed(self, pages: Tensor) -> Rows:
+        """The same rows with their pages in use, row after row, called otherwise."""
+        table = torch.full(self.table.shape, -1, dtype=torch.int32)
+        table[self.used] = pages.to(torch.int32)
+        return Rows(table, self.length, self.grain)
+
+    @functools.cached_property
     def total(self) -> int:
         """Tokens of all rows."""
         return int(self.length.numpy().sum())

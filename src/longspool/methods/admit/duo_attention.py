@@ -45,6 +45,7 @@ class DuoAttention(Fitted, Admit):
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial(
             "duo_attention",
+            control="random_evict(budget='58%')",
             beats=("streaming(sinks=64, window=256)",),
             on="agnostic",
             length=2048,

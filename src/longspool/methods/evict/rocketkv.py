@@ -44,8 +44,18 @@ class RocketKV(ScoreEvict, Select):
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
     question: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (
-        Trial("rocketkv(budget=256)", "random_evict(budget=256)", ("snapkv(budget=256)", "quest(budget=256)"), "aware", 2048),
-        Trial("rocketkv(budget=256)", "random_evict(budget=256)", ("snapkv(budget=256)", "quest(budget=256)")),
+        Trial(
+            "rocketkv(budget=256)",
+            "random_evict(budget=929) + random_select(budget=128, window=32)",
+            ("snapkv(budget=256)", "quest(budget=256)"),
+            "aware",
+            2048,
+        ),
+        Trial(
+            "rocketkv(budget=256)",
+            "random_evict(budget=1209) + random_select(budget=128, window=32)",
+            ("snapkv(budget=256)", "quest(budget=256)"),
+        ),
     )
 
     def needs(self) -> Needs:
@@ -96,8 +106,7 @@ class RocketKV(ScoreEvict, Select):
             own = rows.part(b * s.kv_heads, (b + 1) * s.kv_heads)
             queries = q[first:last].view(-1, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3).flatten(1, 2)
             pages = own.table.clamp_min(0).long()
-            past = torch.arange(pages.shape[1]) >= own.filled[:, None]
-            score.append(self.rank(queries, low[pages].float(), high[pages].float(), past.to(q.device)))
+            score.append(self.rank(queries, low[pages].float(), high[pages].float(), (~own.used).to(q.device)))
         want = torch.full((rows.count,), count, dtype=torch.int32)
         picked, tokens = pick_pages(torch.cat(score), rows.table, rows.length, rows.grain, want)
         return Seen(Rows(picked, tokens, rows.grain))

@@ -45,7 +45,7 @@ class ShadowKV(Method, HeadByHead, Encode, Select):
     home: ClassVar[str] = "host"
     unit: ClassVar[int] = 1
     trials: ClassVar[tuple[Trial, ...]] = (
-        Trial("shadowkv(budget=512, rank=96)", "random_select(budget=896)", ("quest(budget=512)",), claim="beats Quest at an equal budget"),
+        Trial("shadowkv(budget=512, rank=96)", "random_select(budget=896)", ("quest(budget=928)",), claim="Beats Quest at equal reads."),
     )
 
     def needs(self) -> Needs:
@@ -109,7 +109,7 @@ class ShadowKV(Method, HeadByHead, Encode, Select):
             return Seen(small)
         pages = rows.table.clamp_min(0).long()
         mark, fit = (view.summary(name)[pages].flatten(1, 2).float()[:, : small.table.shape[1]] for name in ("mark", "fit"))
-        past = (torch.arange(small.table.shape[1]) >= small.filled[:, None]).to(q.device)
+        past = (~small.used).to(q.device)
         odd = torch.zeros_like(past)
         if self.outliers:
             odd.scatter_(1, fit.masked_fill(past, torch.inf).topk(self.outliers, dim=1, largest=False).indices, True)
