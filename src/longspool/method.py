@@ -104,14 +104,16 @@ class Trial:
 
     `recipe` is the method with the settings of its paper, made small enough for the model at hand. `control` is the same budget spent
     blindly, which `recipe` must beat by more than two standard errors; `beats` are recipes that its paper compares with, which must not
-    be better. `on` says what is measured: the divergence from dense over real text that follows the prompt ("text"), needles under a
-    question that is part of the prompt ("aware") or comes after it ("agnostic"), or that the answer is dense's, token for token ("exact").
+    be better. `on` says what is measured: the divergence from dense over real text that follows the prompt ("text") or repeats a passage
+    of it, whose beginning ends the prompt ("repeat"); needles under a question that is part of the prompt ("aware") or comes after it
+    ("agnostic"); or that the answer is dense's, token for token ("exact"). Prose is predicted from what is near, so that a window of
+    recent tokens is hard to beat there; a passage from far back and a needle want what is far.
     """
 
     recipe: str
     control: str = ""
     beats: tuple[str, ...] = ()
-    on: Literal["text", "aware", "agnostic", "exact"] = "text"
+    on: Literal["text", "repeat", "aware", "agnostic", "exact"] = "text"
     length: int = 4096
     chunk: int = 0
     """Tokens that are read at once; 0 reads the whole prompt before anything settles."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from longspool import LLM
-from longspool.bench.texts import english, needles, prose
+from longspool.bench.texts import CUE, english, needles, prose, repeats
 from longspool.errors import LongspoolError
 
 
@@ -29,6 +29,20 @@ def test_prose_has_its_lengths_and_no_token_twice(llm: LLM) -> None:
 def test_more_prose_than_there_is(llm: LLM) -> None:
     with pytest.raises(LongspoolError, match=r"holds \d texts of 100,010 tokens, not 8"):
         prose(llm.tokenizer, 8, 100_000, 10, seed=0)
+
+
+def test_a_passage_comes_again(llm: LLM) -> None:
+    texts = repeats(llm.tokenizer, 4, 600, 20, seed=1)
+    for number, text in enumerate(texts):
+        assert (len(text.ids), text.prompt, text.scored) == (620, 600, 600)
+        passage, before = text.ids[600 - CUE :], text.ids[: 600 - CUE]
+        room = 600 - 2 * CUE - 20
+        starts = [i for i in range(len(before)) if before[i : i + len(passage)] == passage]
+        dots = [i for i in starts if llm.tokenizer.decode([before[i - 1]]) == "."]
+        assert dots or round(room * (number + 0.5) / 4) in starts
+        assert min(abs(i / room - (number + 0.5) / 4) for i in starts) < 0.4
+    with pytest.raises(LongspoolError, match="take 149 tokens; 100 are too few"):
+        repeats(llm.tokenizer, 1, 100, 21, seed=0)
 
 
 @pytest.mark.parametrize("aware", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,15 @@ def test_only_what_works_passes(bench: Bench) -> None:
 
 def lines(bench: Bench, trial: Trial, what: str) -> list[Line]:
     return [line for line in tried(bench, trial) if what in line.what]
+
+
+def test_a_repeated_passage_is_measured_as_text_is(bench: Bench) -> None:
+    repeat = Trial("seeing(budget=96)", "random_select(budget=96)", on="repeat", length=400, within=1.0)
+    acts, read, control, within = tried(bench, repeat)
+    assert acts.ok and read.ok and "a repeated passage" in control.what and "perplexity" in within.method
+    score, dense = bench.score(repeat.recipe, "repeat", 400), bench.score("dense", "repeat", 400)
+    nll = [sum(q.nll for q in s.texts) / 4 for s in (score, dense)]
+    assert score.surprise == pytest.approx(math.exp(nll[0] - nll[1]) - 1) and dense.surprise == 0
 
 
 def test_a_method_spends_no_more_than_its_control(bench: Bench) -> None:

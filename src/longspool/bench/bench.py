@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -13,11 +14,13 @@ from ..memory import fitted_in
 from ..recipe import parse
 from .quality import Quality, quality
 from .reading import Reading, Run
-from .texts import Text, needles, prose
+from .texts import Text, needles, prose, repeats
 
 Progress = Callable[[float, str], None]
 Actions = Mapping[str, Mapping[str, float]]
 FORCED, NEEDLES = 32, 12
+PASSAGES = {"text": prose, "repeat": repeats}
+"""Kinds of texts on which divergence is measured; on the others needles are counted."""
 
 
 def added(each: Iterable[Actions]) -> dict[str, dict[str, float]]:
@@ -38,6 +41,8 @@ class Score:
     recipe: str
     texts: tuple[Quality, ...]
     runs: tuple[Run, ...] = field(repr=False)
+    plain: tuple[Quality, ...] = field(repr=False)
+    """Dense on the same texts."""
 
     @property
     def kl(self) -> list[float]:
@@ -50,6 +55,11 @@ class Score:
     @property
     def top1(self) -> float:
         return fmean(q.top1 for q in self.texts)
+
+    @property
+    def surprise(self) -> float:
+        """How much greater the perplexity is than dense's, as a part of it."""
+        return math.exp(fmean(mine.nll - dense.nll for mine, dense in zip(self.texts, self.plain, strict=True))) - 1
 
     @property
     def share(self) -> float:
@@ -100,11 +110,11 @@ class Bench:
             dense = None if recipe == "dense" else self.score("dense", on, length)
             runs = []
             for i, reading in enumerate(readings := self.readings(on, length)):
-                self.tell(i / len(readings), f"{recipe}: {'needles' if on != 'text' else 'texts'} of {length:,} tokens")
+                self.tell(i / len(readings), f"{recipe}: {'texts' if on in PASSAGES else 'needles'} of {length:,} tokens")
                 runs.append(reading.under(recipe, chunk))
             theirs = runs if dense is None else dense.runs
             made = tuple(quality(r.text, run, own) for r, run, own in zip(readings, runs, theirs, strict=True))
-            self._scores[key] = Score(recipe, made, tuple(runs))
+            self._scores[key] = Score(recipe, made, tuple(runs), dense.texts if dense else made)
         return self._scores[key]
 
     def _fitted(self, recipe: str) -> None:
@@ -133,6 +143,6 @@ class Bench:
 
     def _made(self, on: str, length: int) -> list[Text]:
         tokenizer = self.llm.tokenizer
-        if on == "text":
-            return prose(tokenizer, self.count, length, self.forced, self.seed)
+        if on in PASSAGES:
+            return PASSAGES[on](tokenizer, self.count, length, self.forced, self.seed)
         return needles(tokenizer, NEEDLES, length, self.seed, on == "aware")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import LongspoolError
@@ -19,6 +20,7 @@ TASK = (
 NEEDLE = " One of the special magic numbers for {key} is: {answer}."
 PREFIX = "The special magic number for {key} mentioned in the provided text is:"
 _HOLE = "<HAYSTACK>"
+CUE = 64
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,24 @@ def prose(tokenizer: Tokenizer, count: int, length: int, forced: int, seed: int)
     return [Text(tuple(ids[s * gap : s * gap + room]), length, length) for s in starts]
 
 
+def repeats(tokenizer: Tokenizer, count: int, length: int, forced: int, seed: int) -> list[Text]:
+    """Texts as those of `prose`, at whose end a passage from depths between 0 and 1 begins again: `CUE` tokens of it end the prompt, the
+    `forced` that follow are its continuation (the repetition task of SparQ, arXiv:2312.04985)."""
+    if (room := length - 2 * CUE - forced) < 1:
+        raise LongspoolError(f"A passage and its repetition take {length - room} tokens; {length} are too few.")
+    made = []
+    for i, text in enumerate(prose(tokenizer, count, length, forced, seed)):
+        start = _sentence(text.ids[:room], (i + 0.5) / count, tokenizer)
+        made.append(Text((*text.ids[: length - CUE], *text.ids[start : start + CUE + forced]), length, length, (i + 0.5) / count))
+    return made
+
+
+def _sentence(ids: Sequence[int], depth: float, tokenizer: Tokenizer) -> int:
+    """The end of a sentence that is nearest to a depth; the depth itself where no sentence ends."""
+    (dot,), at = tokenizer.encode("."), round(depth * len(ids))
+    return min([i + 1 for i, t in enumerate(ids) if t == dot] or [at], key=lambda i: abs(i - at))
+
+
 def needles(tokenizer: Tokenizer, count: int, length: int, seed: int, aware: bool) -> list[Text]:
     """Prompts of `length` tokens that hide a number at depths from 0 to 1, and the number. `aware`: the question is part of what is read
     as a prompt; else it comes after it, when a memory has made its choices. The wording is RULER's (arXiv:2404.06654), niah_single_2."""
@@ -67,9 +87,7 @@ def _needle(tokenizer: Tokenizer, hay: list[int], depth: float, length: int, dra
         raise LongspoolError(f"A needle, its question and the chat format take {length - room} tokens; {length} are too few.")
     start = draw.randrange(len(hay) - room)
     straw = hay[start : start + room]
-    dot = tokenizer.encode(".")[0]
-    ends = [i + 1 for i, t in enumerate(straw) if t == dot] or [room]
-    cut = min(ends, key=lambda i: abs(i - depth * room))
+    cut = _sentence(straw, depth, tokenizer)
     context = head + straw[:cut] + needle + straw[cut:]
     ids = context + tail
     blanks = next(i for i, token in enumerate(said) if tokenizer.decode([token]).strip())  # a line break is as good an answer's begin

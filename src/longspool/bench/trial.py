@@ -11,7 +11,7 @@ from ..recipe import parse
 from ..report import Report
 from ..roles import Admit, Encode, Evict, Place, Role, Select
 from ..values import Shape
-from .bench import Actions, Bench, Score, added
+from .bench import PASSAGES, Actions, Bench, Score, added
 from .quality import Mean, gain
 from .texts import prose
 
@@ -39,7 +39,7 @@ def tried(bench: Bench, trial: Trial) -> Iterator[Line]:
     mine = bench.score(trial.recipe, trial.on, trial.length, trial.chunk)
     yield _acts(trial, mine.actions)
     yield from _budgets(bench, trial, mine)
-    if trial.on == "text":
+    if trial.on in PASSAGES:
         yield from _closer(bench, trial, mine)
     else:
         yield from _finds(bench, trial, dense, mine)
@@ -99,14 +99,13 @@ def _closer(bench: Bench, trial: Trial, mine: Score) -> Iterator[Line]:
     """Divergence from dense."""
 
     def told(score: Score) -> str:
-        return f"{Mean.of(score.kl)} (top-1 {score.top1:.1%}, {score.share:.1%} of the bytes)"
+        return f"{Mean.of(score.kl)} (top-1 {score.top1:.1%}, perplexity {score.surprise:+.1%}, {score.share:.1%} of the bytes)"
 
+    what = f"divergence from dense, nats a token{' of a repeated passage' if trial.on == 'repeat' else ''}"
     for rival, theirs in _rivals(bench, trial):
-        yield _better(trial, rival, "divergence from dense, nats a token", "lower", gain(theirs.kl, mine.kl), told(theirs), told(mine))
+        yield _better(trial, rival, what, "lower", gain(theirs.kl, mine.kl), told(theirs), told(mine))
     if trial.within is not None:
-        yield Line(
-            "divergence from dense, nats a token", "", told(mine), f"at most {trial.within:g}", Mean.of(mine.kl).mean <= trial.within
-        )
+        yield Line(what, "", told(mine), f"at most {trial.within:g}", Mean.of(mine.kl).mean <= trial.within)
 
 
 def _finds(bench: Bench, trial: Trial, dense: Score, mine: Score) -> Iterator[Line]:
