@@ -53,6 +53,11 @@ def test_the_python_runs(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert str(names["llm"].plan) == "snapkv + int4"  # type: ignore[attr-defined]
 
 
+def test_it_counts_the_methods() -> None:
+    said = re.search(r"\[(\d+) of them\]\(#methods\)", README)
+    assert said is not None and int(said[1]) == len(registry())
+
+
 @pytest.fixture
 def lottery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The README's method in its place; its name."""

@@ -96,6 +96,20 @@ class LayerPlan:
         return self.needs.queries and self.needs.queries + self.rollback
 
     @functools.cached_property
+    def joins(self) -> bool:
+        """Whether all KV heads share settled pages."""
+        return any(codec.joins for codec in self.chain(Encode))
+
+    @functools.cached_property
+    def prompts(self) -> bool:
+        """Whether only whole prompts settle."""
+        return any(codec.prompts for codec in self.chain(Encode))
+
+    def rows(self, heads: int) -> int:
+        """Settled rows of a layer with so many KV heads: one for each, or one for all."""
+        return 1 if self.joins else heads
+
+    @functools.cached_property
     def weighted(self) -> bool:
         """Whether stored entries carry a log-weight."""
         return any(m.merges for m in self.chain(Evict))

@@ -224,10 +224,11 @@ def _unsound(a: Method, b: Method) -> list[str]:
     if a.needs().observes and (isinstance(b, Pattern) or b.needs().keys == "bare"):
         what = "reads blocks of them" if isinstance(b, Pattern) else "keeps keys bare"
         reasons.append(f"{a.slug} counts the attention that tokens draw, which is not observed where {b.slug} {what}.")
-    if isinstance(a, Encode) and a.across() > 1 and isinstance(b, (Admit, Evict)):
+    if isinstance(a, Encode) and (a.across() > 1 or a.joins) and isinstance(b, (Admit, Evict)):
+        what, by = ("several layers", "layer by layer") if a.across() > 1 else ("all heads of a layer", "head by head")
         reasons.append(
-            f"{a.slug} stores {a.across()} layers in the same pages, so they must hold the same tokens, and {b.slug} chooses layer by "
-            "layer; give the two different layers."
+            f"{a.slug} stores {what} in the same pages, so they must hold the same tokens, and {b.slug} chooses {by}; give the two "
+            "different layers."
         )
     if a.needs().whole and isinstance(b, (Admit, Evict)):
         reasons.append(f"{a.slug} needs every token in its memory, and {b.slug} drops some; put {b.slug} inside: {a.slug}({b.slug}).")

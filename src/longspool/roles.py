@@ -149,23 +149,30 @@ class Evict(Role):
 class Encode(Role):
     unit: ClassVar[int] = 0
     """Of how many tokens, or a multiple, a piece of a page may be for it to be read alone; 0: pages are read whole."""
+    joins: ClassVar[bool] = False
+    """Whether all KV heads lie in the same pages; the codec then sees them as one wide head too, head after head in each layer's D."""
+    prompts: ClassVar[bool] = False
+    """Whether it waits until the prompt has been read, and leaves what comes later raw."""
+    packs: ClassVar[bool] = False
+    """Whether its pages are worth an entropy coder in a file."""
 
     def across(self) -> int:
-        """How many adjacent layers share pages. Above 1 they settle together, once the last of them has the tokens, and the codec sees
-        them as one wide head: layer after layer in the dimension D. A group is shorter where layers run out."""
+        """How many adjacent layers, fewer where they run out, share pages. Above 1 they settle together, once the last of them has the
+        tokens, and the codec sees them as one wide head: layer after layer in the dimension D."""
         return 1
 
     def fields(self, shape: Shape, page: int, layers: int) -> dict[str, Field]:
-        """What is stored for a page of one KV head of so many layers."""
+        """What is stored for a page of one KV head, or of all where it `joins` them, of so many layers."""
         raise NotImplementedError
 
     def learns(self, shape: Shape, layers: int) -> dict[str, Field]:
-        """What is learnt of the tokens of each KV head that settle first, and kept on the device as long as the memory: its verbs find it
-        as `store.learnt(name, pages)`."""
+        """What is learnt of the tokens of each row that settle first, and kept on the device as long as the memory: its verbs find it
+        as `store.learnt(name, pages)`; `store.booked(pages)` says which of them are of the same row, and their order in it."""
         return {}
 
     def learn(self, k: list[Tensor], v: list[Tensor], span: Span) -> dict[str, Tensor]:
-        """From each row's tokens k, v [n, D * layers] (rows may differ in length), what `learns` names: [R, ...]."""
+        """From each row's tokens k, v [n, D * layers] (rows may differ in length), what `learns` names: [R, ...]. A row is a KV head, or
+        all of them where the codec `joins` them."""
         raise NotImplementedError
 
     def write(self, store: Store, pages: Tensor, fill: Tensor, k: Tensor, v: Tensor, span: Span) -> None:
@@ -193,9 +200,6 @@ class Encode(Role):
 class Place(Role):
     home: ClassVar[str] = "device"
     """The tier where settled pages live: device, host or disk. What is resident stays on the device."""
-    ahead: ClassVar[int] = 0
-    """How many parts are fetched before they are needed."""
-
     attends: ClassVar[bool] = False
     """Whether attention over its pages is computed where they live, and only its result brought to the device."""
 
@@ -223,8 +227,8 @@ class Place(Role):
 
 class Select(Role):
     steady: ClassVar[bool] = False
-    """Whether `select` calls the same kernels for each token as long as the rows stay what they are, and Python neither looks at tensors
-    nor remembers anything: such steps are written down and played again (engine/replay.py)."""
+    """Whether `select` calls the same kernels for each token while the rows stay what they are, and Python neither looks at tensors nor
+    remembers anything: such steps are played again (engine/replay.py)."""
 
     def piece(self, page: int) -> int:
         """How many tokens of a page are read together: all of them, or so many that a page is cut into equal pieces."""
@@ -238,10 +242,9 @@ class Select(Role):
         """Write the summary of pages int64 [S] whose keys are k [S, D, W], the first fill[s] tokens of each."""
 
     def index(self, old: dict[str, Tensor], view: View) -> dict[str, Tensor]:
-        """What is known of one request's settled tokens where pages are the wrong unit, as tensors whose first dimension is the KV
-        head. Called after tokens have settled and when the prompt has been read; `old` is what the layer knows so far, {} after all
-        settled tokens were written anew, and is returned where it still will do. It lives and dies with the memory: forks share it, files
-        hold it, its bytes are counted, so its tensors are never changed in place."""
+        """What is known of one request's settled tokens where pages are the wrong unit: tensors whose first dimension is the KV head.
+        Called after tokens have settled and when the prompt has been read; `old` is what is known, {} after all settled tokens were
+        written anew, and is returned where it still will do. Forks share it and files hold it, so nothing in it is changed in place."""
         return old
 
     def index_bytes(self, shape: Shape, tokens: int) -> int:

@@ -30,6 +30,11 @@ class Store(Protocol):
         """What the codec has learnt of the row of each of these pages, [S, ...]; see Encode.learns."""
         ...
 
+    def booked(self, pages: Tensor) -> Tensor:
+        """Where the codec learns, for each of these pages the entry of its row among all that was learnt, and the how-many-th of its row
+        it is: int32 [S, 2]."""
+        ...
+
 
 class View(Protocol):
     """What a method may look at, read-only. A need that was not declared raises an error that names it."""

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headmean import HeadMean
 from layermean import LayerMean
 from longspool.engine.estimate import need
 from longspool.engine.request import Request
@@ -32,7 +33,7 @@ from longspool.roles import SEATS, Admit, Decode, Encode, Evict, Head, Ingest, P
 from model.reference import dense_logits
 from toolbox import KINDS, Job, Rig, example, idle, small, tokens, words
 
-TOYS = {"layermean": LayerMean}
+TOYS = {"headmean": HeadMean, "layermean": LayerMean}
 """Methods of a kind that no shipped one is of yet."""
 KNOWN = registry() | TOYS
 NAMES = sorted(KNOWN)
@@ -350,6 +351,14 @@ def test_layers_that_are_stored_together_refuse_what_parts_them(name: str) -> No
     sliding = Rig("mistral")
     with pytest.raises(PlanError, match="sliding window"):
         sliding.plan(method)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if issubclass(KNOWN[n], Encode) and KNOWN[n].joins])
+def test_heads_that_are_stored_together_refuse_what_parts_them(name: str) -> None:
+    rig = Rig()
+    for other in (n for n in NAMES if issubclass(KNOWN[n], Admit | Evict)):
+        with pytest.raises(PlanError, match="must hold the same tokens"):
+            rig.plan([small(example(name)), small(example(other))])
 
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations(NAMES, 2)))

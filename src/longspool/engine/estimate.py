@@ -20,7 +20,7 @@ def page_bytes(plan: LayerPlan, shape: Shape) -> tuple[int, int]:
     raw = size(Raw(plan.dtype).fields(shape, plan.page, 1))
     fields = settled_fields(plan, shape) if plan.settles else {}
     settled = size({name: f for name, f in fields.items() if f.resident or not _away(plan)}) if plan.settles else raw
-    return raw * shape.kv_heads, -(-settled * shape.kv_heads // _layers(plan))
+    return raw * shape.kv_heads, -(-settled * (plan.rows(shape.kv_heads) if plan.settles else shape.kv_heads) // _layers(plan))
 
 
 @functools.lru_cache(maxsize=256)
@@ -60,14 +60,17 @@ def _reading(layer: LayerPlan, shape: Shape, prompt: int, chunk: int) -> int:
     if not layer.settles:
         return raw * _pages(prompt, layer)
     evicts = layer.chain(Evict)
-    if evicts and min(e.peak(prompt, chunk) for e in evicts) >= prompt:
+    if layer.prompts or (evicts and min(e.peak(prompt, chunk) for e in evicts) >= prompt):
         return raw * _pages(prompt, layer)
     return raw * _pages(min(prompt, fresh), layer) + _old(layer, settled, _kept(layer, max(prompt - layer.needs.recent, 0)))
 
 
 def _evicting(layer: LayerPlan, shape: Shape, prompt: int) -> int:
     """What an eviction writes before it lets go of what was raw; the layers do that one after another."""
-    return _old(layer, page_bytes(layer, shape)[1], _kept(layer, prompt)) if layer.chain(Evict) else 0
+    if not (layer.prompts or layer.chain(Evict)):
+        return 0
+    together = _layers(layer) if layer.prompts else 1
+    return _old(layer, page_bytes(layer, shape)[1], _kept(layer, prompt)) * together
 
 
 def _holding(layer: LayerPlan, shape: Shape, prompt: int, answer: int) -> int:
@@ -80,6 +83,8 @@ def _holding(layer: LayerPlan, shape: Shape, prompt: int, answer: int) -> int:
     later = min(answer, min((a.admits(answer) for a in layer.chain(Admit)), default=answer))
     old = _kept(layer, max(prompt - layer.needs.recent, 0)) + later
     old = min([old, *(e.bound(prompt + answer) + period for e in layer.chain(Evict) if (period := e.period()) is not None)])
+    if layer.prompts:
+        return raw * (_pages(min(prompt, recent), layer) + _pages(answer, layer)) + _old(layer, settled, old - later)
     return raw * _pages(min(prompt + answer, recent), layer) + _old(layer, settled, old)
 
 
@@ -98,7 +103,8 @@ def _staged(layer: LayerPlan, shape: Shape, tokens: int) -> int:
     place = layer.one(Place)
     if not layer.settles or (not _away(layer) and piece(layer) == layer.page):
         return 0
-    return staged_bytes(layer, shape) * (place.widest(shape.kv_heads) if place else shape.kv_heads) * _pages(tokens, layer)
+    rows = layer.rows(place.widest(shape.kv_heads) if place else shape.kv_heads)
+    return staged_bytes(layer, shape) * rows * _pages(tokens, layer)
 
 
 def _near(layer: LayerPlan, shape: Shape, tokens: int) -> int:
@@ -107,14 +113,14 @@ def _near(layer: LayerPlan, shape: Shape, tokens: int) -> int:
     if place is None or not _away(layer):
         return 0
     small = piece(layer)
-    copies = min(place.keeps() // small, _pages(tokens, layer) * (layer.page // small)) * shape.kv_heads
+    copies = min(place.keeps() // small, _pages(tokens, layer) * (layer.page // small)) * layer.rows(shape.kv_heads)
     return -(-copies * size(staged_fields(layer, shape, small)) // _layers(layer))
 
 
 def _learnt(layer: LayerPlan, shape: Shape) -> int:
     """Bytes of what the layer's codec learns, and of the table that says where."""
     fields = encoder(layer).learns(shape, _layers(layer)) if layer.settles else {}
-    return -(-(size(fields) + 20) * shape.kv_heads // _layers(layer)) if fields else 0
+    return -(-(size(fields) + 20) * layer.rows(shape.kv_heads) // _layers(layer)) if fields else 0
 
 
 def _away(layer: LayerPlan) -> bool:
@@ -131,7 +137,7 @@ def disk_need(plan: Plan, tokens: int) -> int:
         if place is not None and place.home == "disk":
             per = layer.page // piece(layer)
             away = size(staged_fields(layer, plan.shape, piece(layer), away=True)) + CHECK
-            total += -(-away * per * plan.shape.kv_heads * _pages(tokens, layer) // _layers(layer))
+            total += -(-away * per * layer.rows(plan.shape.kv_heads) * _pages(tokens, layer) // _layers(layer))
     return total
 
 

@@ -49,7 +49,8 @@ def fetched(group: Sequence[LayerMemory], rows: Rows, lo: int, hi: int, keep: bo
         yield home, rows
         return
     grain = max(rows.grain, piece(memory.plan))  # what is read of larger pieces keeps its place in them
-    stage, used, share, per = memory.pools.stage(memory.plan, grain), rows.used, rows.count // len(group), grain // rows.grain
+    stage, used, share = memory.pools.stage(memory.plan, grain), rows.used, rows.count // len(group)
+    per = grain // rows.grain * memory.sharers
     loans: list[_Loan] = []
     try:
         table = torch.full(rows.table.shape, -1, dtype=torch.int32)
@@ -134,9 +135,18 @@ class _Loan:
 
 def materialise(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor]:
     """Rows decoded into a pool of their own: k [S, D, W], v [S, W, D], the rows over it, and the S source pages."""
-    where, local = pages_of(rows, store.page)
-    k, v = memory.encode.read(store, where, memory.span)
-    return k, v, local, where
+    heads = memory.sharers
+    where, local = pages_of(rows, store.page, heads)
+    k, v = apart(*memory.encode.read(store, where, memory.span), heads)
+    return k, v, local, where if heads == 1 else where.repeat_interleave(heads)
+
+
+def apart(k: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Pages of so many heads side by side, k [S, heads * D, W] and v [S, W, heads * D], as pages of one head, k [S * heads, D, W] and
+    v [S * heads, W, D]."""
+    if heads == 1:
+        return k, v
+    return k.reshape(-1, k.shape[1] // heads, k.shape[2]), v.view(*v.shape[:2], heads, -1).transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def picked(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, Tensor, Rows, Tensor | None]:
@@ -152,14 +162,16 @@ def picked(memory: LayerMemory, store: Store, rows: Rows) -> tuple[Tensor, Tenso
     else:
         k, v, local, _ = materialise(memory, store, rows)
         k, v = take_tokens(k, v, local.table, rows.length)
-    weight = spread(store["weight"], rows, page) if memory.plan.weighted else None
+    weight = spread(store["weight"], rows, page, memory.sharers) if memory.plan.weighted else None
     return k, v, Rows(_counted(rows.count, wide), rows.length, page), weight
 
 
-def spread(x: Tensor, rows: Rows, page: int) -> Tensor:
-    """What is stored of each token, [pages, W], of single-token rows as pages of their own [R * C, page]."""
+def spread(x: Tensor, rows: Rows, page: int, heads: int) -> Tensor:
+    """What is stored of each token, [pages, W] for so many heads together, of single-token rows as pages of their own [R * C, page]."""
     wide = -(-rows.table.shape[1] // page)
     at = torch.nn.functional.pad(rows.table, (0, wide * page - rows.table.shape[1])).clamp_min(0).long()
+    if heads > 1:
+        at = at // (heads * x.shape[1]) * x.shape[1] + at % x.shape[1]
     return x.reshape(-1)[at].view(-1, page)
 
 
@@ -177,9 +189,9 @@ def _counted(rows: int, wide: int) -> Tensor:
     return torch.arange(rows * wide, dtype=torch.int32).view(rows, wide)
 
 
-def pages_of(rows: Rows, page: int) -> tuple[Tensor, Rows]:
-    """The pages of `page` tokens that rows use, int64 [S], and the rows with these renamed to 0, 1 and so on."""
-    ids, per = rows.table[rows.used].long(), page // rows.grain
+def pages_of(rows: Rows, page: int, heads: int = 1) -> tuple[Tensor, Rows]:
+    """The pages of `page` tokens, shared by so many heads, that rows use, int64 [S], and the rows with these renamed to 0, 1 and so on."""
+    ids, per = rows.table[rows.used].long(), page // rows.grain * heads
     if per == 1:
         return ids, rows.renamed(torch.arange(len(ids)))
     held, at = torch.unique(ids // per, return_inverse=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import zlib
 from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from . import books
 from .fits import Fits
 from .layer import LayerMemory, Rotate
 from .memory import Memory
-from .pool import Pool
+from .pool import Pool, item
 from .pools import Pools
 from .sealed import Entry, Form, checked, replace
 from .zone import Zone
@@ -103,7 +105,7 @@ def _about(plan: Plan, fingerprint: str, fits: Fits) -> dict[str, str]:
 
 def _entries(layer: LayerMemory) -> Iterator[Entry]:
     for name, zone in zip(_ZONES, layer.zones, strict=False):
-        yield from _zone(f"{layer.layer}.{name}", zone)
+        yield from _zone(f"{layer.layer}.{name}", zone, name == "settled" and layer.encode.packs)
     yield Entry.of(f"{layer.layer}.pos", torch.from_numpy(layer.pos.array()))
     for name, tensor in layer.index.items():
         yield Entry.of(f"{layer.layer}.index.{name}", tensor)
@@ -113,11 +115,16 @@ def _entries(layer: LayerMemory) -> Iterator[Entry]:
         yield Entry.of(f"{layer.layer}.drawn", layer.drawn.whole(layer.longest + len(layer.pos)))
 
 
-def _zone(name: str, zone: Zone) -> Iterator[Entry]:
+def _zone(name: str, zone: Zone, packed: bool) -> Iterator[Entry]:
+    """A zone's tensors; `packed` ones go through an entropy coder."""
     pages = torch.from_numpy(zone.pages()).long()
     yield Entry.of(f"{name}.length", torch.from_numpy(zone.length.copy()))
     for field, form in zone.pool.fields.items():
         take = functools.partial(_field, zone.pool, pages, field)
+        if packed:
+            raw = take().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
+            yield Entry.of(f"{name}.{field}", torch.frombuffer(bytearray(zlib.compress(raw)), dtype=torch.uint8))
+            continue
         yield Entry(f"{name}.{field}", (len(pages), *form.shape), form.dtype, take)
 
 
@@ -128,7 +135,8 @@ def _field(pool: Pool, pages: Tensor, field: str) -> Tensor:
 def _restore(layer: LayerMemory, tensors: dict[str, Tensor], gone: int) -> None:
     """Fill an empty layer. Raises KeyError or ValueError where the tensors are not what the layer stores."""
     for name, zone in zip(_ZONES, layer.zones, strict=False):
-        _refill(zone, {key.split(".", 1)[1]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")})
+        packed = name == "settled" and layer.encode.packs
+        _refill(zone, packed, {key.split(".", 1)[1]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")})
     if layer.settled is not None:
         books.enter(layer, layer.settled.pages())
     layer.pos.append(tensors["pos"].numpy())
@@ -141,11 +149,24 @@ def _restore(layer: LayerMemory, tensors: dict[str, Tensor], gone: int) -> None:
         layer.remember([tensors["past"]])
 
 
-def _refill(zone: Zone, tensors: dict[str, Tensor]) -> None:
+def _refill(zone: Zone, packed: bool, tensors: dict[str, Tensor]) -> None:
     zone.grow(tensors["length"].numpy())
     pages = torch.from_numpy(zone.pages()).long()
     for field, form in zone.pool.fields.items():
         found, want = tensors[field], (len(pages), *form.shape)
+        if packed:
+            found = tensors[field] = _unpacked(found, want, form.dtype)
         if tuple(found.shape) != want or found.dtype != form.dtype:
             raise ValueError(f"{field} is {found.dtype} {list(found.shape)} where {form.dtype} {list(want)} is expected")
     zone.pool.put(pages, {field: tensors[field] for field in zone.pool.fields})
+
+
+def _unpacked(packed: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """What the entropy coder made of a tensor. Raises ValueError where it is none of this size."""
+    try:
+        raw = bytearray(zlib.decompress(packed.numpy().tobytes()))
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if len(raw) != prod(shape) * item(dtype):
+        raise ValueError(f"{len(raw)} bytes where {dtype} {list(shape)} is expected")
+    return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)

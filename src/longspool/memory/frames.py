@@ -116,7 +116,7 @@ def _recent(memory: LayerMemory, first: int, last: int) -> Bare:
 
 
 def _settled(memory: LayerMemory, first: int, last: int, settled: list[Tensor]) -> list[Bare]:
-    if memory.settled is None or not memory.settled.length[first:last].any():
+    if memory.settled is None or not memory.rows().length[first:last].any():
         return []
     return [_read(memory, memory.rows(), first, last, settled[first].long())]
 
@@ -127,7 +127,7 @@ def _read(memory: LayerMemory, rows: Rows, first: int, last: int, order: Tensor 
         pos: Tensor | None
         if part.grain != store.page:
             k, v, local, weight = picked(memory, store, part)
-            pos = spread(store["pos"], part.cut(1), local.grain)
+            pos = spread(store["pos"], part.cut(1), local.grain, memory.sharers)
         else:
             k, v, local, where = materialise(memory, store, part)
             pos, weight = store["pos"][where], store["weight"][where] if memory.plan.weighted else None

@@ -8,6 +8,7 @@ from ..plan import PAGE
 from ..roles import Admit, Evict
 from ..values import Step
 from . import index, near
+from .settle import waits
 
 if TYPE_CHECKING:
     from .layer import LayerMemory
@@ -20,8 +21,7 @@ def growth(memory: LayerMemory, step: Step) -> tuple[int, int, int, int]:
     fresh = memory.recent.wants(count)
     enter = fresh * raw.page_bytes + memory.recent.growth(fresh) + _beside(memory, count)
     old, due = max(len(memory.pos) + count - memory.plan.needs.recent - (memory.plan.window or 0), 0), memory.due(step)
-    waits = bool(memory.plan.chain(Evict)) and not due and step.phase == "prefill" and not step.final[0]
-    if not due and (waits or old < max(raw.page, PAGE)):
+    if not due and (waits(memory, step, due) or old < max(raw.page, PAGE)):
         return enter, near.staged(memory), 0, 0
     moves = old // raw.page * shape.kv_heads * len(memory.span.layers)
     if memory.settled is None:

@@ -47,8 +47,8 @@ def scores(memory: LayerMemory, rows: Rows, step: Step, q: Tensor, dims: Tensor 
     store = memory.store
     pages = memory.encode.plain(store) if store.disk is None else None
     if pages is None:
-        where, rows = pages_of(rows, store.page)
-        pages = decoded(memory, where)
+        ids, rows = pages_of(rows, store.page)
+        pages = decoded(memory, ids)
     return key_scores(q.to(pages[0].device), pages[0], rows.table, rows.length, step.spans, dims).to(q.device)
 
 

@@ -56,7 +56,7 @@ class LayerMemory:
         self.settled: Zone | None = None
         if plan.settles:
             self.settled = earlier[0].settled if earlier else near.zone(layer, plan, pools)
-            self.summaries = Summaries(self.store, self.span.index) if plan.joint else self.store
+            self.summaries = Summaries(self.store, plan, layer) if plan.joint or plan.joins else self.store
         self.earlier = tuple(earlier) if self.span.last else ()
         self.book = books.book(plan, pools) if self.span.last else None
         self.pos = Positions()
@@ -94,6 +94,11 @@ class LayerMemory:
         return self.recent.pool.device
 
     @property
+    def sharers(self) -> int:
+        """KV heads that lie in the same settled page."""
+        return self.shape.kv_heads // self.plan.rows(self.shape.kv_heads)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest settled row."""
         return int(self.settled.length.max()) if self.settled is not None else 0
@@ -125,25 +130,15 @@ class LayerMemory:
 
     def read_settled(self, first: Sequence[int] | None = None) -> list[tuple[Tensor, Tensor]]:
         """Per KV head k, v [n, D] of the settled tokens, decoded; of row r from its token first[r] on."""
-        heads, dim = self.shape.kv_heads, self.shape.head_dim
-        if self.settled is None or not self.settled.length.any():
-            none = torch.zeros(0, dim, device=self.device)
-            return [(none, none)] * heads
-        out = []
-        for pages, n, start in zip(self.settled.table, self.settled.length, first or [0] * heads, strict=True):
-            skip, page = start // self.store.page, self.store.page
-            k, v = near.decoded(self, torch.from_numpy(pages[skip : -(-n // page)]).long())
-            part = slice(start - skip * page, int(n) - skip * page)
-            out.append((k.transpose(1, 2).reshape(-1, dim)[part], v.reshape(-1, dim)[part]))
-        return out
+        return near.read(self, first)
 
     def settled_field(self, name: str) -> list[Tensor]:
         """A per-token field ("pos" or "weight") of the settled tokens, per KV head [n], on the CPU."""
         assert self.settled is not None
         rows = self.settled.rows()
         if name == "pos" and not self.plan.ragged:
-            return [torch.arange(int(n)) for n in rows.length]
-        return [self.store[name].view(-1)[rows.slots(r)].cpu() for r in range(rows.count)]
+            return [torch.arange(int(n)) for n in rows.length] * self.sharers
+        return [self.store[name].view(-1)[rows.slots(r)].cpu() for r in range(rows.count)] * self.sharers
 
     def positions(self) -> list[Tensor]:
         """The positions that each KV head holds, ascending, int64."""
@@ -168,8 +163,7 @@ class LayerMemory:
     @property
     def restless(self) -> bool:
         """Whether enough tokens have grown old for a settle to be worth its price, which hardly depends on how many it moves."""
-        old = len(self.pos) - self.plan.needs.recent - (self.plan.window or 0)
-        return old >= max(self.recent.pool.page, PAGE)
+        return len(self.pos) - self.plan.needs.recent - (self.plan.window or 0) >= max(self.recent.pool.page, PAGE)
 
     def settle(self, view: LayerView) -> None:
         """Move old tokens out of the recent zone: admit, evict, encode, summarise, place."""
@@ -205,13 +199,14 @@ class LayerMemory:
     # ---- life
 
     def rows(self) -> Rows:
-        """The settled rows, or none."""
-        return self.settled.rows() if self.settled is not None else Rows.empty(self.shape.kv_heads, self.recent.pool.page)
+        """The settled rows of all KV heads, or none."""
+        if self.settled is None:
+            return Rows.empty(self.shape.kv_heads, self.recent.pool.page)
+        return self.settled.rows() if self.sharers == 1 else self.settled.shared(self.sharers)
 
     def truncate(self, upto: int) -> None:
         """Forget the tokens at position `upto` and later. Reaches only into the recent zone."""
-        n = int(self.pos.below(upto))
-        taken = len(self.pos) - n
+        taken = len(self.pos) - (n := int(self.pos.below(upto)))
         if not taken and upto >= self.gone:
             return
         if self.gone and upto < self.gone + (self.plan.window or 1) - 1:

@@ -13,7 +13,7 @@ from ..plan import LayerPlan
 from ..roles import Place, Store
 from ..values import Rows, Step
 from .cache import Cache
-from .fetch import pages_of
+from .fetch import apart, pages_of
 from .pool import Draft
 from .pools import Pools, piece, read_fields, staged_bytes
 from .zone import Zone
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def zone(layer: int, plan: LayerPlan, pools: Pools) -> Zone:
     """An empty settled zone with the caches that its Place keeps."""
-    heads, place = pools.shape.kv_heads, plan.one(Place)
+    heads, place = plan.rows(pools.shape.kv_heads), plan.one(Place)
     made = Zone(pools.settled(layer, plan), heads)
     if place is None or made.pool.tier == "device":
         return made
@@ -43,7 +43,7 @@ def at_home(group: Sequence[LayerMemory], rows: Rows) -> tuple[Store, Rows]:
     if home.disk is None and all(name in home.away for name in fields):
         return home, rows
     grain = max(rows.grain, piece(memory.plan))
-    wanted, local = pages_of(rows, grain)
+    wanted, local = pages_of(rows, grain, memory.sharers)
     draft = Draft(grain, {name: x.cpu() for name, x in home.get(wanted, grain, tuple(fields)).items()}, home.books, home.fits)
     return draft, local
 
@@ -53,12 +53,34 @@ def cache(zone: Zone, tier: str) -> Cache | None:
     return next((c for c in zone.near if c.pool.tier == tier), None)
 
 
-def decoded(memory: LayerMemory, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Settled pages int64 [S] decoded on the device, wherever they lie: k [S, D, W], v [S, W, D]."""
-    store = memory.store
+def decoded(memory: LayerMemory, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Settled pages, int64 [S] as the rows name them, decoded on the device, wherever they lie: k [S, D, W], v [S, W, D]."""
+    store, heads = memory.store, memory.sharers
+    pages, at = (ids, None) if heads == 1 else torch.unique(ids // heads, return_inverse=True)
     if store.tier == "device":
-        return memory.encode.read(store, pages, memory.span)
-    return memory.encode.read(brought(memory, pages), torch.arange(len(pages)), memory.span)
+        read = memory.encode.read(store, pages, memory.span)
+    else:
+        read = memory.encode.read(brought(memory, pages), torch.arange(len(pages)), memory.span)
+    k, v = apart(*read, heads)
+    if at is None:
+        return k, v
+    own = (at * heads + ids % heads).to(k.device)
+    return k[own], v[own]
+
+
+def read(memory: LayerMemory, first: Sequence[int] | None) -> list[tuple[Tensor, Tensor]]:
+    """Per KV head k, v [n, D] of the settled tokens, decoded; of row r from its token first[r] on."""
+    heads, dim = memory.shape.kv_heads, memory.shape.head_dim
+    if memory.settled is None or not memory.settled.length.any():
+        none = torch.zeros(0, dim, device=memory.device)
+        return [(none, none)] * heads
+    out, rows, page = [], memory.rows(), memory.store.page
+    for ids, n, start in zip(rows.table, rows.length.tolist(), first or [0] * heads, strict=True):
+        skip = start // page
+        k, v = decoded(memory, ids[skip : -(-n // page)].long())
+        part = slice(start - skip * page, n - skip * page)
+        out.append((k.transpose(1, 2).reshape(-1, dim)[part], v.reshape(-1, dim)[part]))
+    return out
 
 
 def brought(memory: LayerMemory, pages: Tensor) -> Draft:
@@ -88,7 +110,8 @@ def staged(memory: LayerMemory) -> int:
     zone, place = memory.settled, memory.plan.one(Place)
     if zone is None or place is None or place.attends or zone.pool.tier == "device":
         return 0
-    return int(zone.filled.max()) * place.widest(memory.shape.kv_heads) * staged_bytes(memory.plan, memory.shape)
+    rows = memory.plan.rows(place.widest(memory.shape.kv_heads))
+    return int(zone.filled.max()) * rows * staged_bytes(memory.plan, memory.shape)
 
 
 def growth(memory: LayerMemory, step: Step) -> int:

@@ -83,6 +83,9 @@ class Draft:
     def learnt(self, name: str, pages: Tensor) -> Tensor:
         return _learnt(self.books, name, self.data["book"][pages])
 
+    def booked(self, pages: Tensor) -> Tensor:
+        return self.data["book"][pages]
+
     def fitted(self, method: Method) -> Fit:
         """What a method was fitted to the model."""
         return self.fits[method]
@@ -131,7 +134,7 @@ class Pool:
             where = torch.device("cpu") if name in self.away else self.device
             self._data[name], self._maps[name] = lazy((self.capacity, *f.shape), f.dtype, where)
         self.books: Pool | None = None
-        """What codecs have learnt; `book` says for each page where."""
+        """What codecs have learnt; `book` says for each page where, and which page of its row it is."""
         self.refs = np.zeros(self.capacity, np.int32)
         self._free: list[int] = []
         self._top = 0
@@ -142,6 +145,9 @@ class Pool:
 
     def learnt(self, name: str, pages: Tensor) -> Tensor:
         return _learnt(self.books, name, self._data["book"][pages])
+
+    def booked(self, pages: Tensor) -> Tensor:
+        return self._data["book"][pages]
 
     def __contains__(self, name: str) -> bool:
         return name in self._data
@@ -246,7 +252,7 @@ class Pool:
 
 def _learnt(books: Pool | None, name: str, at: Tensor) -> Tensor:
     assert books is not None, "only a codec that learns has books"
-    return books[name][at.long()]
+    return books[name][at[:, 0].long()]
 
 
 def _of(data: Tensor, form: Field, at: Tensor, per: int) -> Tensor:

@@ -116,19 +116,24 @@ class Pools:
 
 
 class Summaries:
-    """The page summaries of one layer in a pool that several layers share."""
+    """The page summaries of one layer in a pool that several layers, or all heads, share: one for each head's id of a page."""
 
-    def __init__(self, pool: Pool, index: int) -> None:
-        self.pool, self.index, self.page = pool, index, pool.page
+    def __init__(self, pool: Pool, plan: LayerPlan, layer: int) -> None:
+        self.pool, self.page, self.joins = pool, pool.page, plan.joins
+        self.suffix = f".{plan.joint.index(layer)}" if plan.joint else ""
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.pool[f"{name}.{self.index}"]
+        held = self.pool[name + self.suffix]
+        return held.flatten(0, 1) if self.joins else held
 
     def fitted(self, method: Method) -> Fit:
         return self.pool.fitted(method)
 
     def learnt(self, name: str, pages: Tensor) -> Tensor:
         return self.pool.learnt(name, pages)
+
+    def booked(self, pages: Tensor) -> Tensor:
+        return self.pool.booked(pages)
 
 
 def encoder(plan: LayerPlan) -> Encode:
@@ -144,11 +149,11 @@ def piece(plan: LayerPlan) -> int:
 
 
 def read_fields(plan: LayerPlan, shape: Shape) -> dict[str, Field]:
-    """What attention reads of a settled page of one KV head."""
+    """What attention reads of a settled page, of one KV head or of all."""
     codec, layers = encoder(plan), max(len(plan.joint), 1)
     fields = dict(codec.fields(shape, plan.page, layers))
     if codec.learns(shape, layers):
-        fields["book"] = Field((), torch.int32, resident=True)
+        fields["book"] = Field((2,), torch.int32, resident=True)
     if plan.ragged:
         fields["pos"] = Field((plan.page,), torch.int32, resident=True, tokens=0)
     if plan.weighted:
@@ -157,10 +162,11 @@ def read_fields(plan: LayerPlan, shape: Shape) -> dict[str, Field]:
 
 
 def settled_fields(plan: LayerPlan, shape: Shape) -> dict[str, Field]:
-    """What a settled page of one KV head stores: of one layer, or of all that share it, each with a summary of its own."""
+    """What a settled page stores: of one layer and KV head, or of all that share it, each with a summary of its own."""
     fields, layers = read_fields(plan, shape), max(len(plan.joint), 1)
     if select := plan.one(Select):
-        own = {name: replace(field, resident=True) for name, field in select.fields(shape, plan.page).items()}
+        heads = (shape.kv_heads,) if plan.joins else ()
+        own = {name: replace(f, shape=(*heads, *f.shape), resident=True) for name, f in select.fields(shape, plan.page).items()}
         fields |= own if layers == 1 else {f"{name}.{i}": field for name, field in own.items() for i in range(layers)}
     return fields
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..roles import Admit, Evict, Select
+from ..values import Step
 from . import books
 from .drawn import Drawn
 from .frames import rotated
@@ -42,8 +43,7 @@ def _move(memory: LayerMemory, view: LayerView) -> bool:
     assert memory.settled is not None
     plan, step, page = memory.plan, view.step, memory.recent.pool.page
     n, due = _old(memory), memory.due(step)
-    waits = plan.chain(Evict) and not due and step.phase == "prefill" and not step.final[0]
-    if waits or not (n or (due and memory.settled.length.any())):
+    if waits(memory, step, due) or not (n or (due and memory.settled.length.any())):
         return False
     memory.held = len(memory.pos) - n
     recent = [None if m.drawn is None else m.drawn.whole(m.longest + len(m.pos))[:, m.longest + n :] for m in memory.members]
@@ -66,6 +66,12 @@ def _move(memory: LayerMemory, view: LayerView) -> bool:
     if due and plan.evicts_prompts_only and step.final[0]:
         memory.remember([])
     return True
+
+
+def waits(memory: LayerMemory, step: Step, due: list[Evict]) -> bool:
+    """Whether old tokens stay where they are for now: until the prompt's end, or for good."""
+    reading = step.phase == "prefill" and not step.final[0]
+    return (memory.plan.prompts and (reading or step.phase != "prefill")) or (bool(memory.plan.chain(Evict)) and not due and reading)
 
 
 def weigh(memory: LayerMemory, view: LayerView) -> None:
@@ -99,22 +105,27 @@ def _slide(memory: LayerMemory, reach: int) -> None:
 def _hand_over(memory: LayerMemory, n: int) -> None:
     """Whole pages move from raw to settled: the same tokens for all heads, and for all layers that are stored together."""
     assert memory.settled is not None
-    raw, count = memory.recent.pool, n // memory.recent.pool.page
+    raw, count, rows = memory.recent.pool, n // memory.recent.pool.page, len(memory.settled.length)
     parts = [_raw_pages(member, count) for member in memory.members]
     k, v = parts[0] if len(parts) == 1 else (torch.cat([k for k, _ in parts], 1), torch.cat([v for _, v in parts], 2))
     fill = torch.full((len(k),), raw.page, dtype=torch.int32)
-    pos = np.broadcast_to(memory.pos.array(n).reshape(count, -1), (memory.shape.kv_heads, count, raw.page)).reshape(-1, raw.page)
+    pos = np.broadcast_to(memory.pos.array(n).reshape(count, -1), (rows, count, raw.page)).reshape(-1, raw.page)
     tiles = Tiles(k, v, fill, torch.from_numpy(pos.astype(np.int32)), None)
     first = memory.settled.filled
-    memory.settled.grow(np.full(memory.shape.kv_heads, n))
+    memory.settled.grow(np.full(rows, n))
     _store(memory, tiles, np.concatenate([memory.settled.table[r, f : f + count] for r, f in enumerate(first)]))
     memory.count(memory.encode, tokens=n * memory.shape.kv_heads * len(parts))
 
 
 def _raw_pages(memory: LayerMemory, count: int) -> tuple[Tensor, Tensor]:
-    """The first pages of every head's recent row, row after row: k [S, D, W], v [S, W, D]."""
+    """The first pages of every head's recent row, row after row: k [S, D, W], v [S, W, D]; of heads that share settled pages side by side
+    in D."""
     source = torch.from_numpy(memory.recent.table[:, :count].reshape(-1).copy()).long()
-    return memory.recent.pool["k"][source].float(), memory.recent.pool["v"][source].float()
+    k, v = memory.recent.pool["k"][source].float(), memory.recent.pool["v"][source].float()
+    if not memory.plan.joins:
+        return k, v
+    k, v = (x.view(-1, count, *x.shape[1:]).transpose(0, 1) for x in (k, v))  # [count, Hkv, ...]
+    return k.flatten(1, 2), v.transpose(1, 2).flatten(2)
 
 
 def _resettle(memory: LayerMemory, n: int, evicts: list[Evict], view: LayerView) -> list[Tensor] | None:
@@ -222,11 +233,19 @@ def _store(memory: LayerMemory, tiles: Tiles, pages: np.ndarray) -> None:
         memory.encode.write(store, at, tiles.fill, tiles.k, tiles.v, memory.span)
     if select := memory.plan.one(Select):
         for member in memory.members:
-            select.summarise(member.summaries, where, tiles.fill, _seen(member, member.span.own(tiles.k, 1), tiles.pos))
+            _summarise(select, member, where, tiles.fill, member.span.own(tiles.k, 1), tiles.pos)
     if "pos" in memory.store:
         memory.store["pos"][where] = tiles.pos
     if "weight" in memory.store:
         memory.store["weight"][where] = 0.0 if tiles.weight is None else tiles.weight
+
+
+def _summarise(select: Select, memory: LayerMemory, pages: Tensor, fill: Tensor, k: Tensor, pos: Tensor) -> None:
+    """A layer's summaries of pages, one for each head that shares them."""
+    if (heads := memory.sharers) > 1:
+        pages = (pages[:, None] * heads + torch.arange(heads)).flatten()
+        fill, pos, k = fill.repeat_interleave(heads), pos.repeat_interleave(heads, 0), k.reshape(-1, k.shape[1] // heads, k.shape[2])
+    select.summarise(memory.summaries, pages, fill, _seen(memory, k, pos))
 
 
 def _seen(memory: LayerMemory, k: Tensor, pos: Tensor) -> Tensor:

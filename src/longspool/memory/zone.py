@@ -18,6 +18,7 @@ class Zone:
         self.table = np.full((rows, 4), -1, np.int32)
         self.length = np.zeros(rows, np.int32)
         self._rows: Rows | None = None
+        self._each: tuple[Rows, Rows] | None = None
         self._table: torch.Tensor | None = None
         self._slack = 0  # tokens that every row can still take without looking at pages
         self.near: list[Cache] = []
@@ -50,6 +51,14 @@ class Zone:
         if self._rows is None:
             self._rows = Rows(self.pages_in_order(), torch.from_numpy(self.length.copy()), self.pool.page)
         return self._rows
+
+    def shared(self, heads: int) -> Rows:
+        """A row for each of so many heads that all pages belong to; a page has an id for each of them, page * heads + head."""
+        rows = self.rows()
+        if self._each is None or self._each[0] is not rows:
+            table = torch.where(rows.table >= 0, rows.table * heads + torch.arange(heads, dtype=torch.int32)[:, None], -1)
+            self._each = rows, Rows(table, rows.length.repeat(heads), rows.grain)
+        return self._each[1]
 
     def grow(self, add: np.ndarray | int) -> None:
         """Room for `add` more tokens per row: fresh pages where needed, a copy of a last page that others share."""

@@ -26,6 +26,8 @@ from ...roles import Field, Seen, Select, Store, View
 from ...values import Rows, Shape
 from .base import ScoreEvict
 
+_BLIND = "random_evict(budget={}) + random_select(budget=128, window=32)"
+
 
 @dataclass(frozen=True)
 class RocketKV(ScoreEvict, Select):
@@ -44,18 +46,8 @@ class RocketKV(ScoreEvict, Select):
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
     question: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (
-        Trial(
-            "rocketkv(budget=256)",
-            "random_evict(budget=929) + random_select(budget=128, window=32)",
-            ("snapkv(budget=256)", "quest(budget=256)"),
-            "aware",
-            2048,
-        ),
-        Trial(
-            "rocketkv(budget=256)",
-            "random_evict(budget=1209) + random_select(budget=128, window=32)",
-            ("snapkv(budget=256)", "quest(budget=256)"),
-        ),
+        Trial("rocketkv(budget=256)", _BLIND.format(929), ("snapkv(budget=256)", "quest(budget=256)"), "aware", 2048),
+        Trial("rocketkv(budget=256)", _BLIND.format(1209), ("snapkv(budget=256)", "quest(budget=256)")),
     )
 
     def needs(self) -> Needs:

@@ -30,7 +30,6 @@ class HeadInfer(Method, Place):
     identity: ClassVar[str] = LOSSLESS
     trials: ClassVar[tuple[Trial, ...]] = (Trial("headinfer", on="exact", length=2048, claim="Where the memory lies changes no answer."),)
     home: ClassVar[str] = "host"
-    ahead: ClassVar[int] = 1
 
     def needs(self) -> Needs:
         return Needs(recent=self.window)
