@@ -34,7 +34,7 @@ from longspool.values.flow import Ask
 from longspool.values.step import Phase
 
 LAYERS, CHUNK, BUDGET = 2, 512, 2048
-PROMPTS = (f"keydiff(budget={BUDGET}, when='chunk')", f"snapkv(budget={BUDGET}, when='chunk')", "streaming(window=2044)", "dense")
+PROMPTS = (f"keydiff(budget={BUDGET}, when='chunk')", f"snapkv(budget={BUDGET}, when='chunk')", "streaming(window=2044)")
 ANSWERS = ("longflow(budget=512)", "dense")
 
 

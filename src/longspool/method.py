@@ -117,6 +117,8 @@ class Trial:
     length: int = 4096
     chunk: int = 0
     """Tokens that are read at once; 0 reads the whole prompt before anything settles."""
+    forced: int = 32
+    """Tokens of text that follow the prompt one by one."""
     within: float | None = None
     """The divergence that it must not exceed, in nats a token."""
     claim: str = ""

@@ -104,6 +104,13 @@ def test_a_repeated_passage_is_measured_as_text_is(bench: Bench) -> None:
     assert score.surprise == pytest.approx(math.exp(nll[0] - nll[1]) - 1) and dense.surprise == 0
 
 
+def test_a_trial_says_how_much_text_follows(bench: Bench) -> None:
+    long = Trial("seeing(budget=32)", "random_select(budget=32)", length=200, forced=90, within=1.0)
+    assert all(line.ok for line in tried(bench, long))
+    assert [len(r.text.ids) for r in bench.readings("text", 200, 90)] == [290] * 4
+    assert {len(run.steps) for run in bench.score(long.recipe, "text", 200, forced=90).runs} == {89}
+
+
 def test_a_method_spends_no_more_than_its_control(bench: Bench) -> None:
     (more,) = lines(bench, Trial("blinder(budget=192)", CONTROL, length=400), "bytes held")
     (read,) = lines(bench, Trial("quest(budget=320, dense=0)", "random_select(budget=48)", length=400), "tokens read")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from ..errors import LongspoolError
@@ -77,6 +77,11 @@ class Score:
         return sum(sum(r.bytes.values()) for r in self.runs) / sum(r.kept for r in self.runs)
 
     @property
+    def recent(self) -> float:
+        """The share of kept tokens that are recent, and so raw."""
+        return sum(r.recent for r in self.runs) / sum(r.kept for r in self.runs)
+
+    @property
     def away(self) -> int:
         """Bytes that are not on the device."""
         return sum(amount for r in self.runs for tier, amount in r.bytes.items() if tier != "device")
@@ -95,25 +100,27 @@ class Score:
 class Bench:
     """Texts that are read once, and the recipes that were tried on them. `count` texts for a divergence; needles are twelve."""
 
-    def __init__(self, llm: LLM, count: int = 8, seed: int = 0, progress: Progress | None = None, forced: int = FORCED) -> None:
+    def __init__(self, llm: LLM, count: int = 8, seed: int = 0, progress: Progress | None = None) -> None:
         if count < 2:
             raise LongspoolError(f"texts={count} must be at least 2: one text has no spread.")
-        self.llm, self.count, self.seed, self.progress, self.forced = llm, count, seed, progress, forced
-        self._texts: dict[tuple[str, int], list[Reading]] = {}
-        self._scores: dict[tuple[str, str, int, int], Score] = {}
+        self.llm, self.count, self.seed, self.progress = llm, count, seed, progress
+        self._texts: dict[tuple[str, int, int], list[Reading]] = {}
+        self._scores: dict[tuple[str, str, int, int, int], Score] = {}
 
-    def score(self, recipe: str, on: str, length: int, chunk: int = 0) -> Score:
+    def score(self, recipe: str, on: str, length: int, chunk: int = 0, forced: int = FORCED) -> Score:
         """A recipe on all texts of a kind and length; measured once."""
-        key = (recipe, on, length, chunk)
+        key = (recipe, on, length, chunk, forced)
         if key not in self._scores:
             self._fitted(recipe)
-            dense = None if recipe == "dense" else self.score("dense", on, length)
+            dense = None if recipe == "dense" else self.score("dense", on, length, forced=forced)
             runs = []
-            for i, reading in enumerate(readings := self.readings(on, length)):
+            for i, reading in enumerate(readings := self.readings(on, length, forced)):
                 self.tell(i / len(readings), f"{recipe}: {'texts' if on in PASSAGES else 'needles'} of {length:,} tokens")
                 runs.append(reading.under(recipe, chunk))
             theirs = runs if dense is None else dense.runs
             made = tuple(quality(r.text, run, own) for r, run, own in zip(readings, runs, theirs, strict=True))
+            if dense is not None:  # many logits, of which nothing more is wanted
+                runs = [replace(run, logits=run.logits[:0]) for run in runs]
             self._scores[key] = Score(recipe, made, tuple(runs), dense.texts if dense else made)
         return self._scores[key]
 
@@ -135,14 +142,14 @@ class Bench:
                 reading.close()
         self._texts.clear()
 
-    def readings(self, on: str, length: int) -> list[Reading]:
+    def readings(self, on: str, length: int, forced: int = FORCED) -> list[Reading]:
         """The texts of a kind and length. Each keeps its dense memory from its first use to the end."""
-        if (on, length) not in self._texts:
-            self._texts[on, length] = [Reading(self.llm, text) for text in self._made(on, length)]
-        return self._texts[on, length]
+        if (key := (on, length, forced)) not in self._texts:
+            self._texts[key] = [Reading(self.llm, text) for text in self._made(*key)]
+        return self._texts[key]
 
-    def _made(self, on: str, length: int) -> list[Text]:
+    def _made(self, on: str, length: int, forced: int) -> list[Text]:
         tokenizer = self.llm.tokenizer
         if on in PASSAGES:
-            return PASSAGES[on](tokenizer, self.count, length, self.forced, self.seed)
+            return PASSAGES[on](tokenizer, self.count, length, forced, self.seed)
         return needles(tokenizer, NEEDLES, length, self.seed, on == "aware")

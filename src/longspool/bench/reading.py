@@ -31,13 +31,14 @@ QUERIES = 128
 @dataclass(frozen=True)
 class Run:
     """What a recipe made of a text: logits fp32 [n, V] that predict the scored tokens; when the prompt had settled, the bytes held by
-    tier, those of dense fp16, and the tokens kept over all layers and KV heads; the tokens that a row read at a step on average; its
-    methods' counters; the seconds of each step decoded."""
+    tier, those of dense fp16, and the tokens kept over all layers and KV heads, `recent` of them raw; the tokens that a row read at a
+    step on average; its methods' counters; the seconds of each step decoded."""
 
     logits: Tensor
     bytes: Mapping[str, int]
     dense: int
     kept: int
+    recent: int
     read: float
     actions: Mapping[str, Mapping[str, float]]
     steps: tuple[float, ...]
@@ -66,9 +67,10 @@ class Reading:
         try:
             held, dense = memory.tiers(), dense_bytes(self.llm.plan_for("dense"), memory.seen)
             kept = sum(int(rows.sum()) for rows in memory.tokens())
+            recent = sum(len(layer.pos) for layer in memory.layers) * plan.shape.kv_heads
             rows, seconds = self._fed(memory, last)
             actions = {name: dict(did) for name, did in memory.actions.items()}
-            return Run(rows, held, dense, kept, _read(memory, actions), actions, seconds)
+            return Run(rows, held, dense, kept, recent, _read(memory, actions), actions, seconds)
         finally:
             memory.free()
 

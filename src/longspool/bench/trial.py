@@ -35,14 +35,17 @@ def tried(bench: Bench, trial: Trial) -> Iterator[Line]:
     if trial.on == "exact":
         yield from _exact(bench, trial)
         return
-    dense = bench.score("dense", trial.on, trial.length)
-    mine = bench.score(trial.recipe, trial.on, trial.length, trial.chunk)
+    dense, mine = _score(bench, trial, "dense"), _score(bench, trial, trial.recipe)
     yield _acts(trial, mine.actions)
     yield from _budgets(bench, trial, mine)
     if trial.on in PASSAGES:
         yield from _closer(bench, trial, mine)
     else:
         yield from _finds(bench, trial, dense, mine)
+
+
+def _score(bench: Bench, trial: Trial, recipe: str) -> Score:
+    return bench.score(recipe, trial.on, trial.length, 0 if recipe == "dense" else trial.chunk, trial.forced)
 
 
 def claimed(recipe: str, shape: Shape) -> float:
@@ -72,21 +75,17 @@ def _budgets(bench: Bench, trial: Trial, mine: Score) -> Iterator[Line]:
     """That the method spends no more than its control, and what it says that it does."""
     recipe = trial.recipe
     if trial.control:
-        control = bench.score(trial.control, trial.on, trial.length, trial.chunk)
+        control = _score(bench, trial, trial.control)
         if _sits(recipe, Admit, Evict):
             yield _spends("bytes held, as a part of dense", control.share, mine.share, "{:.1%}".format)
         if _sits(recipe, Select):
             yield _spends("tokens read a step", control.read, mine.read, "{:,.0f}".format)
     if _sits(recipe, Encode):
-        told, shape = claimed(recipe, bench.llm.model.shape), bench.llm.model.shape
-        most = min(SLACK * told, 4 * shape.head_dim)
-        yield Line(
-            "bytes held for a kept token, against those claimed",
-            f"{told:.0f}",
-            f"{mine.held:.0f}",
-            f"at most {most:.0f}",
-            mine.held <= most,
-        )
+        raw, told = 4 * bench.llm.model.shape.head_dim, claimed(recipe, bench.llm.model.shape)
+        whole = mine.recent * raw + (1 - mine.recent) * told
+        most = min(SLACK * whole, raw)
+        what = f"bytes held for a kept token, against {told:.0f} claimed and {raw} while it is recent"
+        yield Line(what, f"{whole:.0f}", f"{mine.held:.0f}", f"at most {most:.0f}", mine.held <= most)
     if _sits(recipe, Place):
         yield Line("bytes that are not on the device", "0", f"{mine.away:,}", "above 0", mine.away > 0)
 
@@ -129,7 +128,7 @@ def _finds(bench: Bench, trial: Trial, dense: Score, mine: Score) -> Iterator[Li
 def _rivals(bench: Bench, trial: Trial) -> Iterator[tuple[str, Score]]:
     """The control and the recipes that it must not be worse than."""
     for rival in filter(None, (trial.control, *trial.beats)):
-        yield rival, bench.score(rival, trial.on, trial.length, trial.chunk)
+        yield rival, _score(bench, trial, rival)
 
 
 def _better(trial: Trial, rival: str, what: str, way: str, lead: Mean, theirs: str, mine: str) -> Line:

@@ -16,7 +16,7 @@ from .. import __version__
 from ..errors import LongspoolError
 from ..method import registry
 from ..recipe import parse
-from .bench import Bench
+from .bench import FORCED, Bench
 from .trial import Line, claimed, tried
 
 LENGTHS = (1024, 4096)
@@ -90,7 +90,7 @@ def verify(bench: Bench, slug: str, model: str) -> Verdict:
 def costs(bench: Bench, recipe: str, lengths: tuple[int, int] = LENGTHS) -> Costs | None:
     """Bytes and times of a recipe at two lengths of one text; None where the model's context is too short for them."""
     llm = bench.llm
-    if llm.model.shape.context < lengths[1] + bench.forced:
+    if llm.model.shape.context < lengths[1] + FORCED:
         return None
     times: dict[str, list[float]] = {"dense": [], recipe: []}
     for length in lengths:

@@ -33,9 +33,7 @@ class H2O(ScoreEvict):
     )
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30, "window": 16}
     question: ClassVar[bool] = True
-    trials: ClassVar[tuple[Trial, ...]] = (
-        Trial("h2o(budget=512, when=16)", "random_evict(budget=512, when=16)", ("streaming(sinks=4, window=508)",)),
-    )
+    trials: ClassVar[tuple[Trial, ...]] = (Trial("h2o(budget=1024)", "random_evict(budget=1024)", ("streaming(sinks=4, window=1020)",)),)
 
     @property
     def newest(self) -> int:

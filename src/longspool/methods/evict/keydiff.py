@@ -36,8 +36,16 @@ class KeyDiff(ScoreEvict):
         Trial(
             "keydiff(budget=1024, when=128)",
             "random_evict(budget=1024, when=128)",
-            ("knorm(budget=1024, when=128)", "streaming(sinks=4, window=1020)"),
-            claim="Better than key norms, chance and streaming under the same strict limit.",
+            ("knorm(budget=1024, when=128)",),
+            claim="Better than key norms and chance under the same strict limit.",
+        ),
+        Trial(
+            "keydiff(budget=1024)",
+            "random_evict(budget=1024)",
+            ("knorm(budget=1024)", "streaming(sinks=4, window=1020)"),
+            "agnostic",
+            2048,
+            claim="Half the tokens, kept without a question, hold more needles than the newest half does.",
         ),
     )
 

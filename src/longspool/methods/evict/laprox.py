@@ -35,12 +35,14 @@ class LaProx(ScoreEvict):
     together: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial(
-            "laprox(budget=256)",
-            "random_evict(budget=256)",
-            ("snapkv(budget=256, window=32)", "adakv(snapkv(budget=256, window=32))"),
-            claim="Better than weights alone and than budgets shared within a layer, at equal entries in all.",
+            "laprox(budget=128, kernel=21)",
+            "random_evict(budget=128)",
+            ("snapkv(budget=128, window=32, kernel=21)", "adakv(snapkv(budget=128, window=32, kernel=21))"),
+            "aware",
+            2048,
+            claim="Needles: no worse than weights alone and than budgets shared within a layer, at equal entries in all.",
         ),
-        Trial("laprox(budget=256)", "random_evict(budget=256)", ("snapkv(budget=256, window=32)",), "aware", 2048),
+        Trial("laprox(budget=256)", "random_evict(budget=256)"),
     )
 
     def needs(self) -> Needs:

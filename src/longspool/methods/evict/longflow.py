@@ -35,9 +35,11 @@ class LongFlow(ScoreEvict):
     question: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial(
-            "longflow(budget=512)",
-            "random_evict(budget=512, when=16)",
-            ("streaming(sinks=4, window=508)", "h2o(budget=512, when=16)"),
+            "longflow(budget=384)",
+            "random_evict(budget=384, when=16)",
+            ("streaming(sinks=4, window=380)", "h2o(budget=384, when=16)"),
+            length=512,
+            forced=512,
             claim="A long continuation under a fixed number of slots beats streaming and chance, and equals accumulated attention.",
         ),
     )

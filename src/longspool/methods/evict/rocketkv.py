@@ -46,8 +46,8 @@ class RocketKV(ScoreEvict, Select):
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
     question: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (
-        Trial("rocketkv(budget=256)", _BLIND.format(929), ("snapkv(budget=256)", "quest(budget=256)"), "aware", 2048),
-        Trial("rocketkv(budget=256)", _BLIND.format(1209), ("snapkv(budget=256)", "quest(budget=256)")),
+        Trial("rocketkv(budget=256)", _BLIND.format(929), ("snapkv(budget=256)", "quest(budget=144, dense=0)"), "aware", 2048),
+        Trial("rocketkv(budget=256)", _BLIND.format(1209), ("snapkv(budget=256)", "quest(budget=144, dense=0)")),
     )
 
     def needs(self) -> Needs:

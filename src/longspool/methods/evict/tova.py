@@ -26,7 +26,14 @@ class Tova(ScoreEvict):
     identity: ClassVar[dict[str, object]] = {"budget": 1 << 30}
     question: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (
-        Trial("tova(budget=512, when=16)", "random_evict(budget=512, when=16)", ("streaming(sinks=4, window=508)",)),
+        Trial(
+            "tova(budget=512)",
+            "random_evict(budget=512)",
+            ("streaming(sinks=4, window=508)",),
+            "repeat",
+            claim="It keeps what comes again.",
+        ),
+        Trial("tova(budget=512, when=16)", "random_evict(budget=512, when=16)"),
     )
 
     def needs(self) -> Needs:
