@@ -36,13 +36,13 @@ class LaProx(ScoreEvict):
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial(
             "laprox(budget=128, kernel=21)",
-            "random_evict(budget=128)",
+            "random_evict(budget=160)",  # as many bytes: heads of unlike length end more pages
             ("snapkv(budget=128, window=32, kernel=21)", "adakv(snapkv(budget=128, window=32, kernel=21))"),
             "aware",
             2048,
             claim="Needles: no worse than weights alone and than budgets shared within a layer, at equal entries in all.",
         ),
-        Trial("laprox(budget=256)", "random_evict(budget=256)"),
+        Trial("laprox(budget=256)", "random_evict(budget=288)"),
     )
 
     def needs(self) -> Needs:
