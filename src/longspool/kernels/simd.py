@@ -343,18 +343,20 @@ def above(typingctx, address, limit):  # type: ignore[no-untyped-def]
     return types.int64(types.int64, types.float32), codegen
 
 
-@intrinsic
-def carry(typingctx, to, source, count, kind):  # type: ignore[no-untyped-def]
-    """Copy `count`, a constant 1 or 8, stored values as they are."""
-    lanes = count.literal_value if isinstance(count, types.Literal) else 0
-    if lanes not in (1, LANES):
-        raise TypeError("count must be 1 or 8")
+def _carrying(lanes: int):  # type: ignore[no-untyped-def]
+    @intrinsic
+    def carry(typingctx, to, source, kind):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            item = ir.IntType(8 * BYTES[kind])
+            form = item if lanes == 1 else ir.VectorType(item, lanes)
+            value = builder.load(pointer(builder, args[1], form), align=BYTES[kind])
+            builder.store(value, pointer(builder, args[0], form), align=BYTES[kind])
+            return context.get_dummy_value()
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        item = ir.IntType(8 * BYTES[kind])
-        form = item if lanes == 1 else ir.VectorType(item, lanes)
-        value = builder.load(pointer(builder, args[1], form), align=BYTES[kind])
-        builder.store(value, pointer(builder, args[0], form), align=BYTES[kind])
-        return context.get_dummy_value()
+        return types.void(to, source, kind), codegen
 
-    return types.void(to, source, count, kind), codegen
+    return carry
+
+
+# Copy one stored value, or eight, as they are.
+carry_one, carry = _carrying(1), _carrying(LANES)
