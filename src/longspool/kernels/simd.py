@@ -329,3 +329,34 @@ def fetch_line(builder: ir.IRBuilder, address: ir.Value) -> None:
     kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(fetch, [builder.inttoptr(address, byte), ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
+
+
+@intrinsic
+def above(typingctx, address, limit):  # type: ignore[no-untyped-def]
+    """Which of eight floats are larger than the limit, a bit each."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        values = builder.load(pointer(builder, args[0], V8F), align=4)
+        bits = builder.fcmp_ordered(">", values, splat_of(builder, args[1]))
+        return builder.zext(builder.bitcast(bits, ir.IntType(LANES)), I64)
+
+    return types.int64(types.int64, types.float32), codegen
+
+
+def _carrying(lanes: int):  # type: ignore[no-untyped-def]
+    @intrinsic
+    def carry(typingctx, to, source, kind):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            item = ir.IntType(8 * BYTES[kind])
+            form = item if lanes == 1 else ir.VectorType(item, lanes)
+            value = builder.load(pointer(builder, args[1], form), align=BYTES[kind])
+            builder.store(value, pointer(builder, args[0], form), align=BYTES[kind])
+            return context.get_dummy_value()
+
+        return types.void(to, source, kind), codegen
+
+    return carry
+
+
+# Copy one stored value, or eight, as they are.
+carry_one, carry = _carrying(1), _carrying(LANES)

@@ -15,14 +15,26 @@ from ..append_rows.cpu import can as pool_can
 from ..panels import callback, version
 from ..record import run as call
 from ..schedule import dense, launch
-from ..simd import KIND, get64, load, one, put, size, splat, store, whole
-from ..threads import chunks
+from ..simd import KIND, carry, carry_one, get64, prefetch, put, size, splat, store, whole
+from ..threads import chunks, helper
+
+AHEAD = 3  # tokens that are fetched before they are needed
 
 
 def can(kp: Tensor, vp: Tensor, slots: Tensor, length: Tensor) -> str | None:
     if not slots.dtype == length.dtype == torch.int32:
         return f"slots and lengths are {slots.dtype} and {length.dtype}, not int32"
     return pool_can(kp, vp)
+
+
+@helper
+def fetch_token(kp, vp, slot, dim, page, width):  # type: ignore[no-untyped-def]
+    """Ask for the lines of a token: its key has a value in each line of a small page, or in each of `dim` lines."""
+    at = slot // page * dim * page * width
+    for byte in range(0, dim * page * width, max(page * width, 64)):
+        prefetch(kp + at + byte + slot % page * width)
+    for byte in range(0, dim * width, 64):
+        prefetch(vp + at + slot % page * dim * width + byte)
 
 
 @cache
@@ -44,10 +56,12 @@ def taker(dtype: torch.dtype) -> CFunc:
                     slot = whole(slots + 4 * (row * most + i))
                     at = slot // page * dim * page * width
                     x, y = kp + at + slot % page * width, vp + at + slot % page * dim * width
+                    if i + AHEAD < n:
+                        fetch_token(kp, vp, whole(slots + 4 * (row * most + i + AHEAD)), dim, page, width)
                     for d in range(dim):
-                        put(key + d * page * width, one(x + d * page * width, kind), kind)
+                        carry_one(key + d * page * width, x + d * page * width, kind)
                     for d in range(0, dim, 8):
-                        store(value + d * width, load(y + d * width, kind), kind)
+                        carry(value + d * width, y + d * width, kind)
                 else:
                     for d in range(dim):
                         put(key + d * page * width, np.float32(0), kind)

@@ -1,4 +1,5 @@
-"""The k highest scores of each row on the CPU: a radix selection finds the k-th score, one pass collects the indices in order."""
+"""The k highest scores of each row on the CPU, in one pass: what is above the k-th highest so far joins a small heap of candidates, from
+which a radix selection keeps the k highest whenever it is full."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from numba import prange
 from torch import Tensor
 
 from ..record import run as call
+from ..simd import F, above, one
 from ..simd_matmul import ints
 from ..threads import chunks, helper, njit, pnjit, use_threads
 
 WORTH_THREADS = 1 << 15
+SPARE = 1024  # candidates beside the k highest, at least
 
 
 def can(score: Tensor, count: Tensor, k: Tensor) -> str | None:
@@ -70,24 +73,67 @@ def threshold(keys, count, k, bins):  # type: ignore[no-untyped-def]
 
 
 @helper
+def narrow(keys, held, size, want, bins):  # type: ignore[no-untyped-def]
+    """Keep the `want` highest of the first `size` keys and what belongs to them, in order; of the least of these what is held."""
+    least, equals = threshold(keys, size, want, bins)
+    at, edge = 0, 0
+    for i in range(size):
+        if keys[i] > least or (keys[i] == least and equals > 0):
+            if keys[i] == least:
+                equals, edge = equals - 1, at
+            keys[at], held[at] = keys[i], held[i]
+            at += 1
+    return held[edge]
+
+
+@helper
+def highest_of(score, have, want, keys, held, bins):  # type: ignore[no-untyped-def]
+    """The indices of the `want` < `have` highest of the floats at `score`, ascending, as the first of `held`.
+
+    What is not above the least of those found so far is passed over, eight at a time: an equal one comes later and loses."""
+    bits, room = ints(score), want + max(want, SPARE)
+    size = min(have, room)
+    for i in range(size):
+        keys[i], held[i] = order(bits[i]), i
+    i = size
+    if size > want:
+        limit, size = one(score + 4 * np.int64(narrow(keys, held, size, want, bins)), F), want
+    while i < have:
+        wide = min(8, have - i)
+        if wide == 8:
+            hits = above(score + 4 * i, limit)
+        else:
+            hits = 0
+            for j in range(wide):
+                hits |= np.int64(one(score + 4 * (i + j), F) > limit) << j
+        if hits:
+            for j in range(wide):
+                if hits >> j & 1:
+                    keys[size], held[size] = order(bits[i + j]), i + j
+                    size += 1
+            if size >= room:
+                limit, size = one(score + 4 * np.int64(narrow(keys, held, size, want, bins)), F), want
+        i += wide
+    if size > want:
+        narrow(keys, held, size, want, bins)
+
+
+@helper
 def some(score, count, k, index, n, width, most, lo, hi):  # type: ignore[no-untyped-def]
     """Rows lo to hi."""
-    keys, bins = np.empty(width, np.uint32), np.empty(2048, np.int32)
+    room = most + max(most, SPARE) + 8
+    keys, held, bins = np.empty(room, np.uint32), np.empty(room, np.int32), np.empty(2048, np.int32)
     valid, wanted, taken = ints(count), ints(k), ints(n)
     for r in range(lo, hi):
-        bits, to = ints(score + 4 * r * width), ints(index + 4 * r * most)
+        to = ints(index + 4 * r * most)
         have = min(np.int64(valid[r]), width)
         want, at = max(min(np.int64(wanted[r]), have), 0), 0
         taken[r] = want
         if 0 < want < have:
-            for i in range(have):
-                keys[i] = order(bits[i])
-            least, equals = threshold(keys, have, want, bins)
-            for i in range(have):
-                if keys[i] > least or (keys[i] == least and equals > 0):
-                    equals -= keys[i] == least
-                    to[at] = i
-                    at += 1
+            highest_of(score + 4 * r * width, have, want, keys, held, bins)
+            for i in range(want):
+                to[i] = held[i]
+            at = want
         for i in range(at, want):
             to[i] = i
         for i in range(want, most):
