@@ -247,9 +247,7 @@ def dense_share(dense: Run, steps: int) -> tuple[float, float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    p = argparse.ArgumentParser(
-        prog="benchmarks/selection.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(prog="benchmarks/selection.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shape", choices=["smollm2", "1b"], default="smollm2")
     p.add_argument("--length", choices=list(LENGTHS), default="4k")
     p.add_argument("--recipes", default=";".join(RECIPES), help="separated by ;")
