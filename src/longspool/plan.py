@@ -225,7 +225,8 @@ def _unsound(a: Method, b: Method) -> list[str]:
         what = "reads blocks of them" if isinstance(b, Pattern) else "keeps keys bare"
         reasons.append(f"{a.slug} counts the attention that tokens draw, which is not observed where {b.slug} {what}.")
     if isinstance(a, Encode) and (a.across() > 1 or a.joins) and isinstance(b, (Admit, Evict)):
-        what, by = ("several layers", "layer by layer") if a.across() > 1 else ("all heads of a layer", "head by head")
+        many = f"{count} layers" if (count := a.across()) < 1000 else "all layers"
+        what, by = (many, "layer by layer") if count > 1 else ("all heads of a layer", "head by head")
         reasons.append(
             f"{a.slug} stores {what} in the same pages, so they must hold the same tokens, and {b.slug} chooses {by}; give the two "
             "different layers."

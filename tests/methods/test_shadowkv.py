@@ -27,9 +27,9 @@ def test_keys_are_the_best_of_their_rank(rank: int) -> None:
     books = Pool(method.learns(SHAPE, 1), 1, "device", Ledger(), 1 << 16)
     slots = torch.from_numpy(books.take(2)).long()
     books.put(slots, method.learn(keys, keys, span))
-    forms = method.fields(SHAPE, 64, 1) | {"book": Field((), torch.int32)}
+    forms = method.fields(SHAPE, 64, 1) | {"book": Field((2,), torch.int32)}
     draft = Draft(64, {name: torch.empty(4, *f.shape, dtype=f.dtype) for name, f in forms.items()}, books)
-    draft["book"][:] = slots.repeat_interleave(2).to(torch.int32)
+    draft["book"][:] = torch.stack([slots.repeat_interleave(2), torch.tensor([0, 1, 0, 1])], 1).to(torch.int32)
     v = torch.randn(4, 64, 16, generator=rng)
     method.write(draft, at, torch.full((4,), 64), torch.cat(keys).view(4, 64, 16).mT.contiguous(), v, span)
     got, values = method.read(draft, at, span)

@@ -36,8 +36,8 @@ class KeyDiff(ScoreEvict):
         Trial(
             "keydiff(budget=1024, when=128)",
             "random_evict(budget=1024, when=128)",
-            ("knorm(budget=1024, when=128)",),
-            claim="Better than key norms and chance under the same strict limit.",
+            ("knorm(budget=1024, when=128)", "streaming(sinks=4, window=1020)"),
+            claim="Better than key norms, chance and streaming under the same strict limit.",
         ),
         Trial(
             "keydiff(budget=1024)",
