@@ -36,8 +36,8 @@ MEASURED = (
     "divergence from dense, in nats a token, over real text that follows a prompt; the control spends the same budget blindly. *Bytes* are "
     "those that a token it keeps takes, of one layer and KV head, claimed and held, and the whole memory as a part of dense fp16's. *Step* "
     "is a decoding step at the longer of two lengths, as a part of dense's, and *faster from* the length at which the two cross. Some "
-    "settings and rivals (the windows and kernels of `snapkv` and `laprox`, the budget of `knorm`, the rival of `tova`) were chosen by results on "
-    "these same texts after others had failed, so their figures flatter; older records lack the lines on what is spent."
+    "settings and rivals (the windows and kernels of `snapkv` and `laprox`, the budget of `knorm`, the rival of `tova`) were chosen by "
+    "results on these same texts after others had failed, so their figures flatter; older records lack the lines on what is spent."
 )
 
 
