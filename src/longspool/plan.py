@@ -89,7 +89,8 @@ class Plan:
     @functools.cached_property
     def uniform(self) -> bool:
         """Whether tokens leave the same memory and logits when they are read as a prompt and when they are decoded."""
-        return not any(isinstance(m, (*LAYERED, Ingest, Review)) and not isinstance(m, Place) for m in self.methods)
+        seats = tuple(seat for seat in (*LAYERED, Ingest, Review) if seat is not Place)  # a Place may sit on one of these as well
+        return not any(isinstance(m, seats) for m in self.methods)
 
     @functools.cached_property
     def late(self) -> bool:
