@@ -188,3 +188,9 @@ def test_knows_which_plans_read_and_decode_alike() -> None:
 def test_a_place_that_selects_is_not_uniform(recipe: str) -> None:
     """What it reads while decoding is not what reading the same tokens as a prompt reads."""
     assert not plan(recipe).uniform and plan("headinfer").uniform
+
+
+def test_plain_plans_are_recognised() -> None:
+    assert plan("").layers[0].plain and plan("flashsampling").layers[0].plain and plan("vericache(int4)").layers[0].plain
+    for more in (plan("int8"), plan("self_extend"), plan("trianglemix"), plan("", SHAPE, Heavy())):
+        assert not more.layers[0].plain
